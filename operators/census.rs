@@ -1,0 +1,1 @@
+//! `census`: how many groups are in each state, kept incrementally.

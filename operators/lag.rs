@@ -1,0 +1,1 @@
+//! The lag rule (floor 0: pure).

@@ -1,0 +1,22 @@
+//! The operators of tidegate's dataflow, free of models, files and flags: each states what it needs from the world as a
+//! small trait (its *port*), so that the whole dataflow runs in a test in milliseconds.
+//!
+//! ```text
+//! prompts -> admit -> generate -> score -> estimate -> train -> seal
+//!              ^          ^                              |
+//!              |          +----------- weights ----------+   in flight: between two decode steps
+//!              +---------------- feedback ---------------+   version frontier = steps done
+//! ```
+//!
+//! Floor 0 ([`record`], [`fault`], [`lag`]) knows nothing of timely; the operators know nothing of each other.
+
+pub mod admit;
+pub mod census;
+pub mod estimate;
+pub mod fault;
+pub mod generate;
+pub mod lag;
+pub mod record;
+pub mod score;
+pub mod seal;
+pub mod train;

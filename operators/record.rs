@@ -1,0 +1,251 @@
+//! The records that travel on the dataflow: prompts, groups, rollouts, weights, sealed steps.
+//!
+//! Words and units, once for the whole program: a *step* `k` (from 1) turns *version* `k - 1` into version `k`; times are
+//! nanoseconds since the Unix epoch; log-probabilities are natural logarithms; one *row* of the log is one [`Rollout`].
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The k-th optimizer update, from 1. Also the timely timestamp: a group travels at the last step that may train it.
+pub type Step = u64;
+
+/// How many updates a set of weights has had; 0 is the start.
+pub type Version = u64;
+
+/// A task text that the policy is to answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Prompt {
+    /// Row of the data set (two rows with the same text are two prompts).
+    pub id: u64,
+    /// How many full passes over the data set came before.
+    pub epoch: u32,
+    /// Name of the task, as in the data set: it selects the reward.
+    pub task: String,
+    /// The text as the policy sees it, template applied.
+    pub text: String,
+    /// The ids of `text`.
+    pub tokens: Vec<u32>,
+    /// What the reward compares with; empty where the task needs none.
+    pub answer: String,
+    /// The rest of the data set's row, as a JSON object, for rewards that want it; empty if there is none.
+    pub meta: String,
+}
+
+/// One admitted prompt: the header that its rollouts share.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// Admission number, from 0, without gaps over the whole run.
+    pub number: u64,
+    /// The last step that may train the group: the timestamp of everything about it.
+    pub due: Step,
+    /// How many groups were admitted with a smaller `due`.
+    pub earlier: u64,
+    /// The oldest version that may sample a token of the group.
+    pub oldest: Version,
+    /// How many rollouts are sampled.
+    pub size: u32,
+    /// The timely worker that generates it.
+    pub generator: usize,
+    pub prompt: Prompt,
+    pub admitted_ns: i64,
+}
+
+/// Why a rollout ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    /// An end-of-sequence token, kept as the last one.
+    #[default]
+    Eos,
+    /// A stop string of the spec.
+    StopString,
+    /// The limit on new tokens, or the model's longest sequence.
+    Length,
+    /// The limit on a rollout's time.
+    Time,
+    /// Nothing was sampled: the generator refused the prompt, the status says why.
+    Refused,
+}
+
+/// Why a rollout is not trained.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Its reward is missing or not a number.
+    NoReward,
+    /// No rollout of its group has a reward.
+    Unscorable,
+    /// All rewards of its group are equal, and the spec filters such groups.
+    ZeroVariance,
+    /// `logp_behavior` is not a log-probability, or lists of its tokens differ in length; the text says which.
+    BadTokens(String),
+    /// The prompt leaves no room for an answer, or is not what the generator can take; the text says why.
+    BadPrompt(String),
+    /// The prompts ended inside a batch and the spec leaves short batches out.
+    DataEnded,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::NoReward => f.write_str("no reward"),
+            Reason::Unscorable => f.write_str("unscorable"),
+            Reason::ZeroVariance => f.write_str("zero variance"),
+            Reason::BadTokens(why) => write!(f, "bad tokens: {why}"),
+            Reason::BadPrompt(why) => write!(f, "bad prompt: {why}"),
+            Reason::DataEnded => f.write_str("data ended"),
+        }
+    }
+}
+
+/// What became of a rollout.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// On its way, or complete and not yet chosen when the run stopped.
+    #[default]
+    Waiting,
+    /// A gradient step used it.
+    Trained,
+    /// No step will use it.
+    Discarded(Reason),
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Status::Waiting => f.write_str("waiting"),
+            Status::Trained => f.write_str("trained"),
+            Status::Discarded(reason) => write!(f, "discarded: {reason}"),
+        }
+    }
+}
+
+/// One sampled completion. Lists marked `[T]` have one entry a completion token.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    pub group: Arc<Group>,
+    /// Index in the group, from 0.
+    pub sample: u32,
+    pub status: Status,
+    /// `[T]` completion ids as sampled.
+    pub tokens: Vec<u32>,
+    /// The completion's text: lossy UTF-8, for reading and for rewards.
+    pub text: String,
+    /// `[T]` true where the policy chose the token and it is to be trained.
+    pub mask: Vec<bool>,
+    /// `[T]` log-probability under the distribution that was sampled from.
+    pub logp_behavior: Vec<f32>,
+    /// `[T]` version of the weights that sampled the token.
+    pub version: Vec<Version>,
+    /// `[T]` the critic's estimate before the token; empty where the run has no critic.
+    pub value: Vec<f32>,
+    pub stop: Stop,
+    pub started_ns: i64,
+    pub finished_ns: i64,
+    /// The timely worker that sampled it.
+    pub worker: usize,
+    /// Filled by `score`: the reward, and its named parts.
+    pub reward: Option<f32>,
+    pub reward_parts: Vec<(String, f32)>,
+    /// Filled by `score` where there is no reward: why.
+    pub reward_error: Option<String>,
+    /// `[T]` filled by `estimate`; empty before.
+    pub advantage: Vec<f32>,
+    /// `[T]` filled by `train`: log-probability under the weights the step started from; empty before.
+    pub logp_current: Vec<f32>,
+    /// The step that trained it (or that sealed it, for a rollout that was not trained); 0 before.
+    pub step: Step,
+    /// Place in its batch, from 0.
+    pub order: u32,
+    pub trained_ns: i64,
+}
+
+impl Rollout {
+    /// Whether the learner may use it.
+    pub fn trainable(&self) -> bool {
+        !matches!(self.status, Status::Discarded(_))
+    }
+}
+
+/// All rollouts of one group, scored and estimated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimated {
+    pub group: Arc<Group>,
+    /// In order of `sample`.
+    pub rollouts: Vec<Rollout>,
+    /// Set where no step may use the group. The rollouts stay with it, for the log alone.
+    pub discarded: Option<Reason>,
+}
+
+/// An immutable snapshot of the model, taken once after a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Weights<W> {
+    pub version: Version,
+    pub payload: W,
+}
+
+/// What one step was like. Means are over what their doc names, never means of means.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metrics {
+    pub step: Step,
+    /// Rollouts that had a gradient; tokens that had one.
+    pub rollouts: u64,
+    pub tokens: u64,
+    /// Token slots the learner computed, padding and prompts included.
+    pub slots: u64,
+    /// The total that was minimised, and its parts (aggregated over the batch as the spec says).
+    pub loss: f64,
+    pub policy_loss: f64,
+    pub value_loss: f64,
+    /// Mean over trained tokens, nats.
+    pub entropy: f64,
+    /// Effective sample size of the importance weights, in 0..=1.
+    pub ess: f64,
+    /// Mean over trained tokens of `-(logp_current - logp_behavior)` and of `exp(d) - 1 - d` with d that difference.
+    pub kl_k1: f64,
+    pub kl_k3: f64,
+    /// Mean over trained tokens of `|logp_current - logp_behavior|`.
+    pub logp_gap: f64,
+    /// Share of trained tokens whose ratio was cut.
+    pub clipped: f64,
+    /// Norm of the gradient before clipping; learning rate used.
+    pub grad_norm: f64,
+    pub lr: f64,
+    /// True where the batch held nothing to train and the weights stayed as they were.
+    pub skipped: bool,
+    /// Mean over rollouts that have a reward; share of them with reward at least 1.
+    pub reward: f64,
+    pub success: f64,
+    /// Mean completion length over rollouts, tokens.
+    pub length: f64,
+    /// Of trained tokens, in steps.
+    pub lag_mean: f64,
+    pub lag_max: u64,
+    /// Nanoseconds of the learner's worker: in the learner; waiting for a group that the rule forces; waiting for any group.
+    pub train_ns: u64,
+    pub wait_forced_ns: u64,
+    pub wait_any_ns: u64,
+    /// When the step ended.
+    pub finished_ns: i64,
+    /// Hash of every tensor after the step (name, first 16 hexadecimal digits of BLAKE3 over its little-endian bytes).
+    pub weights: Vec<(String, String)>,
+}
+
+/// All that one step makes durable.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SealedStep {
+    pub step: Step,
+    /// Trained rollouts in batch order, then those discarded since the step before.
+    pub rollouts: Vec<Rollout>,
+    /// None for the tail of a run: rollouts that no step trained.
+    pub metrics: Option<Metrics>,
+}
+
+/// Nanoseconds since the Unix epoch.
+pub fn now_ns() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+}

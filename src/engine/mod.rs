@@ -1,0 +1,6 @@
+//! Engines: what samples and what learns (floor 2). Two real ones: [`toy`] (plain Rust) and [`torch`] (libtorch).
+
+pub mod sampler;
+pub mod spec;
+pub mod torch;
+pub mod toy;

@@ -1,0 +1,1 @@
+//! The torch engine: the only folder that names tch.

@@ -1,0 +1,1 @@
+//! Estimates of the Kullback-Leibler divergence.

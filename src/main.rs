@@ -1,0 +1,5 @@
+//! The `tidegate` program.
+
+fn main() -> std::process::ExitCode {
+    tidegate::cli::main()
+}

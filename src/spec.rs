@@ -1,0 +1,1 @@
+//! The run's configuration, composed of each floor's own.

@@ -1,0 +1,1 @@
+//! The rollout log on disk: the only home of arrow and parquet.
