@@ -1,6 +1,47 @@
-//! The command line: one file a command.
+//! The command line: one file a command. A doc comment on a field is its help.
 
-/// Parses the arguments and runs the command they name.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+mod analyze;
+mod replay;
+mod run;
+mod sft;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Reinforcement learning for language models as one timely dataflow
+///
+/// Generates and trains at once, hands the newest weights to unfinished sequences, keeps every rollout as Parquet, and never
+/// trains a token whose lag is above the bound that the spec sets.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = "Start here: tidegate run data/demo.toml\nExit codes: 0 done, 1 the run failed, 2 wrong usage or \
+                        configuration, 130/143 stopped by a signal after a clean shutdown.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    Replay(replay::Args),
+    Analyze(analyze::Args),
+    Sft(sft::Args),
+}
+
+/// Parses the arguments, runs the command they name and says what went wrong, if anything.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => args.execute(),
+        Command::Replay(args) => args.execute(),
+        Command::Analyze(args) => args.execute(),
+        Command::Sft(args) => args.execute(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
 }

@@ -1,0 +1,117 @@
+//! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tidegate_operators::fault::Fault;
+use tidegate_operators::record::{Metrics, SealedStep};
+use tidegate_operators::seal::Log;
+
+/// What the generators did so far, counted on their own threads.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Completion tokens sampled.
+    pub tokens: AtomicU64,
+    /// Rollouts ended.
+    pub rollouts: AtomicU64,
+    /// Nanoseconds in the generator port, and of those inside libtorch.
+    pub generate_ns: AtomicU64,
+    pub torch_ns: AtomicU64,
+}
+
+/// Between two plain lines.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// The display of one job of `steps` steps.
+#[derive(Clone)]
+pub struct Progress {
+    bar: ProgressBar,
+    plain: bool,
+    shared: Arc<Mutex<State>>,
+    counters: Arc<Counters>,
+    bound: u64,
+}
+
+struct State {
+    started: Instant,
+    printed: Instant,
+    trained_tokens: u64,
+    lag_max: u64,
+    wait_ns: u64,
+}
+
+impl Progress {
+    /// A display of `steps` steps under the lag bound `bound`.
+    pub fn new(steps: u64, bound: u64, counters: Arc<Counters>) -> Self {
+        let plain = !std::io::stderr().is_terminal();
+        let bar = if plain { ProgressBar::hidden() } else { ProgressBar::new(steps) };
+        bar.set_length(steps);
+        if let Ok(style) = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len} {elapsed}<{eta}  {msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(250));
+        let now = Instant::now();
+        let state = State { started: now, printed: now, trained_tokens: 0, lag_max: 0, wait_ns: 0 };
+        Progress { bar, plain, shared: Arc::new(Mutex::new(state)), counters, bound }
+    }
+
+    /// Shows a step that is done.
+    pub fn step(&self, m: &Metrics) {
+        let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        state.trained_tokens += m.tokens;
+        state.lag_max = state.lag_max.max(m.lag_max);
+        state.wait_ns += m.wait_forced_ns + m.wait_any_ns;
+        let seconds = state.started.elapsed().as_secs_f64().max(1e-3);
+        let rate = |tokens: u64| format!("{:.1}k", tokens as f64 / seconds / 1e3);
+        let waits = if m.wait_forced_ns + m.wait_any_ns < m.train_ns / 20 {
+            "nothing"
+        } else if m.wait_forced_ns > m.wait_any_ns {
+            "forced groups"
+        } else {
+            "rollouts"
+        };
+        let line = format!(
+            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  trainer waits for {waits}",
+            m.reward,
+            m.lag_mean,
+            state.lag_max,
+            self.bound,
+            m.ess,
+            rate(self.counters.tokens.load(Ordering::Relaxed)),
+            rate(state.trained_tokens),
+        );
+        let last = Some(m.step) == self.bar.length();
+        if self.plain && (state.printed.elapsed() >= LINE_EVERY || m.step == 1 || last) {
+            state.printed = Instant::now();
+            eprintln!("step {:>4}/{}  {line}", m.step, self.bar.length().unwrap_or(0));
+        }
+        self.bar.set_message(line);
+        self.bar.set_position(m.step);
+    }
+
+    /// Takes the bar away; what is printed next starts on a clean line.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A log that shows what it seals, and keeps every step's metrics for the summary.
+pub struct Shown<D> {
+    pub log: D,
+    pub progress: Progress,
+    pub metrics: Arc<Mutex<Vec<Metrics>>>,
+}
+
+impl<D: Log> Log for Shown<D> {
+    fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
+        let metrics = step.metrics.clone();
+        self.log.seal(step)?;
+        if let Some(metrics) = metrics {
+            self.progress.step(&metrics);
+            self.metrics.lock().unwrap_or_else(PoisonError::into_inner).push(metrics);
+        }
+        Ok(())
+    }
+}
