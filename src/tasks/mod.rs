@@ -1,1 +1,28 @@
-//! Prompts and rewards, one file a task.
+//! Prompts and rewards: texts in, texts and numbers out. Nothing here knows a tokenizer, a model or Parquet.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`spec`] | `[[task]]`, `[data]` and `[reward]` of the run's configuration |
+//! | [`item`] | one task text with its answer: what every source gives |
+//! | [`source`] | a run's prompts in their order, and the cursor to go on from |
+//! | [`generated`] | tasks made here, in a training and a held-out half |
+//! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long |
+//! | [`prompts`], [`jsonl`], [`template`] | data sets of others: rows, JSON Lines, chat templates |
+//! | [`reward`], [`number`], [`shaping`] | what a completion is worth |
+//! | [`draw`], [`shuffle`] | deterministic randomness |
+
+pub mod addition;
+pub mod draw;
+pub mod expression;
+pub mod generated;
+pub mod item;
+pub mod jsonl;
+pub mod number;
+pub mod prompts;
+pub mod reward;
+pub mod shaping;
+pub mod shuffle;
+pub mod sorting;
+pub mod source;
+pub mod spec;
+pub mod template;

@@ -1,0 +1,28 @@
+//! What every source of prompts gives: one task text with its answer, before tokenization.
+
+use tidegate_operators::record::Prompt;
+
+/// One task text with its answer, before tokenization.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Item {
+    /// Row of the file, or index in the generated stream, from 0. Two rows with the same text are two prompts.
+    pub id: u64,
+    /// Name of the task: it selects the reward.
+    pub task: String,
+    /// The text as the policy sees it, template applied.
+    pub text: String,
+    /// What the reward compares with; empty where there is none.
+    pub answer: String,
+    /// The full worked answer, for supervised training; empty if there is none.
+    pub completion: String,
+    /// The rest of the row as a JSON object; empty if there is none.
+    pub meta: String,
+}
+
+impl Item {
+    /// The record that travels on the dataflow. `tokens` are the ids of `text`; `epoch` counts the full passes before.
+    pub fn into_prompt(self, epoch: u32, tokens: Vec<u32>) -> Prompt {
+        let Item { id, task, text, answer, meta, .. } = self;
+        Prompt { id, epoch, task, text, tokens, answer, meta }
+    }
+}

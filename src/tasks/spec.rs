@@ -1,0 +1,155 @@
+//! What a spec says about prompts and rewards: `[[task]]`, `[data]` and `[reward]`.
+
+use super::generated::Kind;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// One generated task of the mix (`[[task]]`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskSpec {
+    /// `sorting`, `addition` or `expression`.
+    pub kind: Kind,
+    /// Its share of the prompts, relative to the other tasks' weights.
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// Smallest and largest size, drawn uniformly: digits (`sorting`), digits of each number (`addition`), operations
+    /// (`expression`). The kind's own where left out.
+    pub min_size: Option<u32>,
+    pub max_size: Option<u32>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl TaskSpec {
+    pub fn new(kind: Kind) -> Self {
+        TaskSpec { kind, weight: 1.0, min_size: None, max_size: None }
+    }
+
+    /// The same task with its sizes spelt out, as a run's own `spec.toml` holds it.
+    pub fn with_defaults(self) -> Self {
+        let (low, high) = self.kind.default_sizes();
+        // A spec that names one bound only moves the other one where it would be passed.
+        let max_size = self.max_size.unwrap_or(high.max(self.min_size.unwrap_or(low)));
+        let min_size = self.min_size.unwrap_or(low.min(max_size));
+        TaskSpec { min_size: Some(min_size), max_size: Some(max_size), ..self }
+    }
+}
+
+/// A file of prompts (`[data]`). What a row may look like is told in [`prompts`](super::prompts).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSpec {
+    /// JSON Lines (`.jsonl`) or Parquet (`.parquet`).
+    pub file: PathBuf,
+    /// The column of the prompt.
+    #[serde(default = "prompt")]
+    pub prompt: String,
+    /// The column of the answer, with dots for what lies inside (`reward_model.ground_truth`); recognised where left out.
+    pub answer: Option<String>,
+    /// The task of rows that name none: it selects the reward and splits the metrics.
+    #[serde(default = "data")]
+    pub task: String,
+    /// What a prompt that is plain text means.
+    #[serde(default)]
+    pub prompt_as: PromptAs,
+    /// A system message to put before each user message (`prompt_as = "user"` only).
+    pub system: Option<String>,
+    #[serde(default)]
+    pub order: Order,
+    /// Passes over the file; 0 is without end.
+    #[serde(default)]
+    pub epochs: u32,
+}
+
+fn prompt() -> String {
+    "prompt".into()
+}
+
+fn data() -> String {
+    "data".into()
+}
+
+/// What a prompt that is plain text means; a list of messages always goes through the chat template.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptAs {
+    /// The text itself, as the policy is to see it.
+    #[default]
+    Text,
+    /// A user's message, for the chat template.
+    User,
+}
+
+/// In which order a file's rows become prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Another order each epoch, a function of the run's seed.
+    #[default]
+    Shuffled,
+    /// The file's own.
+    File,
+}
+
+impl DataSpec {
+    /// A file with every default.
+    pub fn new(file: impl Into<PathBuf>) -> Self {
+        DataSpec {
+            file: file.into(),
+            prompt: prompt(),
+            answer: None,
+            task: data(),
+            prompt_as: PromptAs::default(),
+            system: None,
+            order: Order::default(),
+            epochs: 0,
+        }
+    }
+
+    /// # Errors
+    /// A system message that would go nowhere.
+    pub fn check(&self) -> Result<()> {
+        match (&self.system, self.prompt_as) {
+            (Some(system), PromptAs::Text) => {
+                Err(Error::config("data.system", system, "a system message needs data.prompt_as = \"user\""))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How a completion is rewarded (`[reward]`).
+///
+/// Each rule gives 1.0 or 0.0: 0.0 is a reward, a wrong answer; a prompt that no rule can judge has none
+/// ([`Unscorable`](super::reward::Unscorable)).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum RewardSpec {
+    /// A generated task's own rule: the final answer, to the letter.
+    #[default]
+    Task,
+    /// The completion, or what follows the last `after` in it, is the answer; white space around either is ignored.
+    Exact {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<String>,
+    },
+    /// The last number in the completion, or the one number that follows the last `after`, is the answer's.
+    Numeric {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<String>,
+        /// Largest difference, as a share of the answer's size (of 1 for answers below 1).
+        #[serde(default = "tolerance")]
+        tolerance: f64,
+    },
+    /// The pattern is found in the completion. If it has a group (the one named `answer`, or the first), the text of its
+    /// last match is the answer, white space around either ignored.
+    Regex { pattern: String },
+}
+
+fn tolerance() -> f64 {
+    1e-6
+}
