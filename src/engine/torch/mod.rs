@@ -1,1 +1,4 @@
 //! The torch engine: the only folder that names tch.
+
+pub mod optimizer;
+pub mod pack;
