@@ -3,7 +3,10 @@
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
-use crate::tasks::spec::{RewardSpec, TaskSpec};
+use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
+use crate::tasks::generated::Mix;
+use crate::tasks::reward::Reward;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tidegate_operators::Plan;
@@ -20,7 +23,12 @@ pub struct Spec {
     /// Optimizer updates of the run.
     pub steps: u64,
     pub model: ModelSpec,
-    pub data: DataSpec,
+    /// A file of prompts; left out: `task` are generated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataSpec>,
+    /// Generated tasks, drawn by weight.
+    pub task: Vec<TaskSpec>,
+    pub reward: RewardSpec,
     pub batch: BatchSpec,
     pub schedule: ScheduleSpec,
     pub workers: WorkersSpec,
@@ -37,7 +45,9 @@ impl Default for Spec {
             seed: 1,
             steps: 100,
             model: ModelSpec::default(),
-            data: DataSpec::default(),
+            data: None,
+            task: Vec::new(),
+            reward: RewardSpec::default(),
             batch: BatchSpec::default(),
             schedule: ScheduleSpec::default(),
             workers: WorkersSpec::default(),
@@ -63,21 +73,6 @@ impl Default for ModelSpec {
     fn default() -> Self {
         ModelSpec { path: PathBuf::new(), device: "cpu".into() }
     }
-}
-
-/// Prompts and their reward (`[data]`): a file, or generated tasks.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DataSpec {
-    /// JSONL or Parquet file of prompts; empty: `tasks` are generated.
-    pub prompts: PathBuf,
-    /// Held-out prompts for evaluation, of the same layout; empty: none (generated tasks have their own).
-    pub held_out: PathBuf,
-    /// Passes over the file; 0 is endless.
-    pub epochs: u32,
-    pub reward: RewardSpec,
-    /// Generated tasks, drawn by weight.
-    pub tasks: Vec<TaskSpec>,
 }
 
 /// What one step trains (`[batch]`).
@@ -184,13 +179,16 @@ pub enum ZeroVariance {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalSpec {
-    /// Held-out prompts of each task; 0 leaves evaluation out.
+    /// Held-out prompts; 0 leaves evaluation out.
     pub prompts: usize,
+    /// A file of held-out prompts; left out: generated tasks have their own, and a file of prompts none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataSpec>,
 }
 
 impl Default for EvalSpec {
     fn default() -> Self {
-        EvalSpec { prompts: 256 }
+        EvalSpec { prompts: 768, data: None }
     }
 }
 
@@ -201,13 +199,10 @@ impl Spec {
     /// A file that cannot be read, TOML that cannot be parsed, a key that does not exist (the nearest is named), a value that
     /// is not one of the allowed.
     pub fn load(path: &Path, sets: &[String]) -> Result<Spec> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::config("SPEC", path.display(), e.to_string()))?;
-        let mut table = parse(&text, &path.display().to_string())?;
-        if !table.contains_key("output") {
-            let stem = path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
-            table.insert("output".into(), toml::Value::String(format!("runs/{stem}")));
-        }
-        Spec::from_table(table, sets)
+        let mut spec: Spec = read(&text_of(path)?, &path.display().to_string(), sets)?;
+        spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
+        spec.validate()?;
+        Ok(spec)
     }
 
     /// Reads a spec from its text, as a run's footer keeps it.
@@ -215,16 +210,7 @@ impl Spec {
     /// # Errors
     /// As [`Spec::load`].
     pub fn from_text(text: &str, sets: &[String]) -> Result<Spec> {
-        Spec::from_table(parse(text, "spec")?, sets)
-    }
-
-    fn from_table(mut table: toml::Table, sets: &[String]) -> Result<Spec> {
-        for set in sets {
-            assign(&mut table, set)?;
-        }
-        let known = toml::Table::try_from(Spec::default()).map_err(|e| Error::config("spec", "default", e.to_string()))?;
-        refuse_unknown(&table, &known, "")?;
-        let spec: Spec = toml::Value::Table(table.clone()).try_into().map_err(|e| explain(&e, &table))?;
+        let spec: Spec = read(text, "spec", sets)?;
         spec.validate()?;
         Ok(spec)
     }
@@ -292,11 +278,19 @@ impl Spec {
         if self.learn.micro_batch_tokens == 0 {
             return Err(Error::config("learn.micro_batch_tokens", 0, "at least 1 token"));
         }
-        if self.data.prompts.as_os_str().is_empty() && self.data.tasks.is_empty() {
-            let why = "no prompts: name a JSONL or Parquet file, or list generated tasks as [[data.tasks]]";
-            return Err(Error::config("data.prompts", "\"\"", why));
+        self.validate_data()
+    }
+
+    fn validate_data(&self) -> Result<()> {
+        match &self.data {
+            Some(data) => data.check()?,
+            None if self.task.is_empty() => {
+                let why = "no prompts: name a JSONL or Parquet file as data.file, or list generated tasks as [[task]]";
+                return Err(Error::config("data", "\"\"", why));
+            }
+            None => drop(Mix::new(&self.task)?),
         }
-        Ok(())
+        Reward::new(&self.reward).map(drop)
     }
 
     fn validate_batch(&self) -> Result<()> {
@@ -350,8 +344,26 @@ fn positive(key: &str, value: f64) -> Result<()> {
     if value > 0.0 && value.is_finite() { Ok(()) } else { Err(Error::config(key, value, "a number above 0")) }
 }
 
-fn parse(text: &str, name: &str) -> Result<toml::Table> {
-    text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, e.to_string()))
+/// The text of a specification.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn text_of(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| Error::config("SPEC", path.display(), e.to_string()))
+}
+
+/// Reads any specification: TOML, with `--set` assignments laid over it, refused by key where a key does not exist.
+///
+/// # Errors
+/// As [`Spec::load`].
+pub fn read<S: Serialize + DeserializeOwned + Default>(text: &str, name: &str, sets: &[String]) -> Result<S> {
+    let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, e.to_string()))?;
+    for set in sets {
+        assign(&mut table, set)?;
+    }
+    let known = toml::Table::try_from(S::default()).map_err(|e| Error::config("SPEC", name, e.to_string()))?;
+    refuse_unknown(&table, &known, "")?;
+    toml::Value::Table(table.clone()).try_into().map_err(|e| explain(&e, &table))
 }
 
 /// `a.b.c=value`, the value in TOML; what is no TOML is a string.
@@ -373,20 +385,23 @@ fn assign(table: &mut toml::Table, set: &str) -> Result<()> {
     Ok(())
 }
 
+/// Keys whose tables have one shape or another (or are absent by default): serde checks what is in them.
+const CHECKED_LATER: [&str; 5] = ["data", "eval.data", "reward", "learn.loss", "learn.aggregation"];
+
 /// Names the first key that no spec has, with the nearest one that exists.
 fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Result<()> {
     for (key, value) in given {
         let full = format!("{prefix}{key}");
+        if CHECKED_LATER.contains(&full.as_str()) {
+            continue;
+        }
         let Some(expected) = known.get(key) else {
             let nearest = known.keys().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
             let names: Vec<&str> = known.keys().map(String::as_str).collect();
             let hint = nearest.map_or_else(String::new, |n| format!("did you mean {prefix}{n}? "));
             return Err(Error::config(full, short(value), format!("no such key; {hint}allowed: {}", names.join(", "))));
         };
-        // Enum values and lists of tables are checked when they are read.
-        if let (toml::Value::Table(given), toml::Value::Table(known)) = (value, expected)
-            && !matches!(full.as_str(), "learn.loss" | "learn.aggregation" | "data.reward")
-        {
+        if let (toml::Value::Table(given), toml::Value::Table(known)) = (value, expected) {
             refuse_unknown(given, known, &format!("{full}."))?;
         }
     }

@@ -2,5 +2,6 @@
 
 pub mod sampler;
 pub mod spec;
+pub mod tokenizer;
 pub mod torch;
 pub mod toy;

@@ -10,6 +10,8 @@ pub mod checkpoint;
 pub mod config;
 pub mod layout;
 pub mod model;
+pub mod optimizer;
+pub mod pack;
 
 use crate::error::Error;
 use tch::TchError;
