@@ -1,9 +1,13 @@
 //! Evaluation on held-out prompts: one rollout a prompt, without the dataflow.
 
+use crate::engine::spec::Sampling;
+use crate::engine::torch::policy::Policy;
 use crate::error::Result;
-use crate::jobs::ports::{TaskScorer, tokenize};
-use crate::engine::tokenizer::Tokenizer;
-use crate::tasks::Item;
+use crate::jobs::data;
+use crate::jobs::ports::RuleScorer;
+use crate::tasks::item::Item;
+use crate::tasks::reward::Reward;
+use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,19 +55,38 @@ impl Evaluation {
     }
 }
 
-/// Samples one answer to each item and counts those that are right.
+/// How the answers are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// At temperature 1, from the whole distribution.
+    Sampled,
+    /// The likeliest token each time.
+    Greedy,
+}
+
+/// Rollouts in progress: an evaluation has the machine for itself.
+const SLOTS: usize = 256;
+
+/// Answers each item once and counts the right ones.
 ///
 /// # Errors
 /// What the tokenizer or the generator refuses.
 pub fn evaluate(
     items: &[Item],
-    tokenizer: &Tokenizer,
-    generator: &mut impl Generator,
-    scorer: &mut TaskScorer,
+    policy: &Policy,
+    sampling: &Sampling,
+    reward: &Reward,
+    mode: Mode,
+    seed: u64,
 ) -> Result<Evaluation> {
+    let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
+    let sampling = Sampling { slots: SLOTS.min(items.len().max(1)), temperature, ..sampling.clone() };
+    let mut generator = policy.generator(&sampling, seed, 0)?;
+    generator.load(0, policy.snapshot()?)?;
+    let mut scorer = RuleScorer(reward.clone());
     let mut evaluation = Evaluation::default();
     for (number, item) in items.iter().enumerate() {
-        let prompt = tokenize(item.clone(), tokenizer)?;
+        let prompt = data::prompt(0, item.clone(), &policy.tokenizer)?;
         generator.start(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }))?;
     }
     while generator.running() > 0 {
@@ -73,4 +96,22 @@ pub fn evaluate(
         }
     }
     Ok(evaluation)
+}
+
+/// Success by task, a column an evaluation.
+pub fn table(columns: &[(&str, &Evaluation)]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["held out", "prompts", "tokens"].into_iter().chain(columns.iter().map(|(name, _)| *name)));
+    let Some((_, first)) = columns.first() else { return table };
+    let names = first.tasks.keys().map(String::as_str);
+    for name in names.chain(["all"]) {
+        let of = |e: &Evaluation| if name == "all" { e.total() } else { e.tasks.get(name).copied().unwrap_or_default() };
+        let tally = of(first);
+        let mean = tally.tokens as f64 / tally.prompts.max(1) as f64;
+        let mut row = vec![name.to_owned(), tally.prompts.to_string(), format!("{mean:.1}")];
+        row.extend(columns.iter().map(|(_, e)| of(e).rate().map_or_else(String::new, |r| format!("{:.1} %", 100.0 * r))));
+        table.add_row(row);
+    }
+    table
 }

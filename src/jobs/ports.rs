@@ -1,62 +1,41 @@
 //! The dataflow's ports on this side: prompts, reward and estimator of a run.
 
 use crate::engine::tokenizer::Tokenizer;
-use crate::error::Error;
-use crate::kernel::advantage::{Advantage, group_advantages, reward_minus_value};
+use crate::jobs::data;
+use crate::kernel::advantage::{Advantage, group_advantages, value_advantages};
 use crate::spec::{EstimateSpec, ZeroVariance};
-use crate::tasks;
-use crate::tasks::Item;
-use crate::tasks::spec::RewardSpec;
+use crate::tasks::reward::Reward;
+use crate::tasks::source;
 use tidegate_operators::admit::Prompts;
 use tidegate_operators::estimate::Estimator;
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Prompt, Reason, Rollout, Status};
 use tidegate_operators::score::Scorer;
 
-/// A stream of items, tokenized as they are admitted.
+/// A run's prompts, tokenized as they are admitted.
 pub struct TokenizedPrompts {
-    pub items: Box<dyn Iterator<Item = Result<Item, Error>> + Send>,
+    pub prompts: source::Prompts,
     pub tokenizer: Tokenizer,
 }
 
 impl Prompts for TokenizedPrompts {
     fn next(&mut self) -> Result<Option<Prompt>, Fault> {
-        let Some(item) = self.items.next() else { return Ok(None) };
-        let item = item.map_err(|e| Fault::new("admit", e))?;
-        Ok(Some(tokenize(item, &self.tokenizer).map_err(|e| Fault::new("admit", e))?))
+        let Some((epoch, item)) = self.prompts.next() else { return Ok(None) };
+        data::prompt(epoch, item, &self.tokenizer).map(Some).map_err(|e| Fault::new("admit", e))
     }
 }
 
-/// The prompt of an item, with its ids.
-///
-/// # Errors
-/// A text that the tokenizer refuses.
-pub fn tokenize(item: Item, tokenizer: &Tokenizer) -> Result<Prompt, Error> {
-    let tokens = tokenizer.encode(&item.text)?;
-    let Item { id, epoch, task, text, answer, meta, .. } = item;
-    Ok(Prompt { id, epoch, task, text, tokens, answer, meta })
-}
-
-/// The reward that the spec names.
+/// The reward rule of the spec.
 #[derive(Clone, Debug)]
-pub struct TaskScorer {
-    pub reward: RewardSpec,
-}
+pub struct RuleScorer(pub Reward);
 
-impl Scorer for TaskScorer {
+impl Scorer for RuleScorer {
     fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
-        let prompt = &rollout.group.prompt;
-        match tasks::score(&self.reward, &prompt.task, &prompt.answer, &prompt.meta, &rollout.text) {
-            Ok(score) => {
-                rollout.reward = Some(score.reward);
-                rollout.reward_parts = score.parts;
-                rollout.reward_error = None;
-            }
-            Err(why) => {
-                rollout.reward = None;
-                rollout.reward_error = Some(why.to_string());
-            }
-        }
+        (rollout.reward, rollout.reward_parts, rollout.reward_error) =
+            match self.0.score(&rollout.group.prompt, &rollout.text) {
+                Ok(score) => (Some(score.reward), score.parts, None),
+                Err(why) => (None, Vec::new(), Some(why.to_string())),
+            };
         Ok(())
     }
 }
@@ -107,7 +86,7 @@ impl Estimator for GroupEstimator {
             };
             rollout.advantage = match self.baseline {
                 Baseline::Group(_) => vec![*advantage; rollout.tokens.len()],
-                Baseline::Critic => reward_minus_value(reward, &rollout.value, &rollout.mask),
+                Baseline::Critic => value_advantages(reward, &rollout.value, &rollout.mask),
             };
         }
         Ok(match (estimate.scored, self.zero_variance) {

@@ -1,6 +1,7 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,6 +25,46 @@ pub struct Counters {
 /// Between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
+/// The display of a job that counts steps and has one thing to say about each.
+pub struct Steps {
+    bar: ProgressBar,
+    plain: bool,
+    said: Cell<Instant>,
+}
+
+impl Steps {
+    pub fn new(steps: u64) -> Self {
+        let (bar, plain) = bar(steps);
+        Steps { bar, plain, said: Cell::new(Instant::now()) }
+    }
+
+    pub fn show(&self, step: u64, text: &str) {
+        let steps = self.bar.length().unwrap_or(0);
+        if self.plain && (self.said.get().elapsed() >= LINE_EVERY || step == 1 || step == steps) {
+            self.said.set(Instant::now());
+            eprintln!("step {step:>5}/{steps}  {text}");
+        }
+        self.bar.set_message(text.to_owned());
+        self.bar.set_position(step);
+    }
+
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A bar of `steps` steps; hidden, and true with it, where stderr is no terminal.
+fn bar(steps: u64) -> (ProgressBar, bool) {
+    let plain = !std::io::stderr().is_terminal();
+    let bar = if plain { ProgressBar::hidden() } else { ProgressBar::new(steps) };
+    bar.set_length(steps);
+    if let Ok(style) = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len} {elapsed}<{eta}  {msg}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(250));
+    (bar, plain)
+}
+
 /// The display of one job of `steps` steps.
 #[derive(Clone)]
 pub struct Progress {
@@ -45,13 +86,7 @@ struct State {
 impl Progress {
     /// A display of `steps` steps under the lag bound `bound`.
     pub fn new(steps: u64, bound: u64, counters: Arc<Counters>) -> Self {
-        let plain = !std::io::stderr().is_terminal();
-        let bar = if plain { ProgressBar::hidden() } else { ProgressBar::new(steps) };
-        bar.set_length(steps);
-        if let Ok(style) = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len} {elapsed}<{eta}  {msg}") {
-            bar.set_style(style);
-        }
-        bar.enable_steady_tick(Duration::from_millis(250));
+        let (bar, plain) = bar(steps);
         let now = Instant::now();
         let state = State { started: now, printed: now, trained_tokens: 0, lag_max: 0, wait_ns: 0 };
         Progress { bar, plain, shared: Arc::new(Mutex::new(state)), counters, bound }

@@ -1,27 +1,28 @@
 //! `sft`: a supervised warm start with the learner that `run` uses.
 
-use crate::engine::spec::Learning;
-use crate::engine::tokenizer::{self, Tokenizer};
-use crate::engine::torch::checkpoint::{self, Loaded};
+use crate::engine::spec::{Learning, Sampling};
+use crate::engine::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
-use crate::engine::torch::device::{self, Device};
-use crate::engine::torch::layout::{Layout, ValueHead};
+use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::learner::TorchLearner;
+use crate::engine::torch::device;
+use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
-use crate::jobs::data;
-use crate::jobs::eval::Evaluation;
-use crate::jobs::model::{self, Mode};
+use crate::jobs::data::{self, Data};
+use crate::jobs::eval::{self, Mode};
+use crate::jobs::progress::Steps;
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
-use crate::spec::{DataSpec, EvalSpec, read_table};
-use crate::tasks::Item;
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::spec::{self, EvalSpec};
+use crate::tasks::item::Item;
+use crate::tasks::prompts::Use;
+use crate::tasks::reward::Reward;
+use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-use tidegate_operators::record::{Group, Metrics, Prompt, Rollout};
+use tidegate_operators::record::{Group, Metrics, Rollout};
 use tidegate_operators::train::Learner;
 
 /// What `tidegate sft` needs to know.
@@ -37,7 +38,13 @@ pub struct SftSpec {
     /// libtorch threads.
     pub threads: usize,
     pub model: StartModel,
-    pub data: DataSpec,
+    /// A file of pairs; left out: `task` are generated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataSpec>,
+    pub task: Vec<TaskSpec>,
+    /// For the evaluation at the end.
+    pub reward: RewardSpec,
+    pub generate: Sampling,
     pub learn: Learning,
     pub eval: EvalSpec,
 }
@@ -51,7 +58,10 @@ impl Default for SftSpec {
             batch_size: 64,
             threads: 2,
             model: StartModel::default(),
-            data: DataSpec::default(),
+            data: None,
+            task: Vec::new(),
+            reward: RewardSpec::default(),
+            generate: Sampling::default(),
             learn: Learning { lr: 1e-3, grad_clip: 1.0, aggregation: Aggregation::TokenMean, ..Learning::default() },
             eval: EvalSpec::default(),
         }
@@ -87,7 +97,7 @@ impl Default for StartModel {
             heads: 4,
             kv_heads: 2,
             max_position: 256,
-            alphabet: crate::tasks::ALPHABET.into(),
+            alphabet: crate::tasks::generated::ALPHABET.into(),
         }
     }
 }
@@ -98,7 +108,8 @@ impl SftSpec {
     /// # Errors
     /// As [`Spec::load`](crate::spec::Spec::load).
     pub fn load(path: &Path, sets: &[String]) -> Result<SftSpec> {
-        let spec: SftSpec = read_table(path, sets, &SftSpec::default())?;
+        let mut spec: SftSpec = spec::read(&spec::text_of(path)?, &path.display().to_string(), sets)?;
+        spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         if spec.batch_size == 0 || spec.steps == 0 {
             return Err(Error::config("batch_size, steps", format!("{}, {}", spec.batch_size, spec.steps), "at least 1 each"));
         }
@@ -110,47 +121,52 @@ impl SftSpec {
     }
 }
 
-/// Trains on prompt/answer pairs, evaluates on held-out prompts, saves the model with its specification beside it.
+/// Trains on prompt/answer pairs, saves the model with its specification beside it, evaluates on held-out prompts.
 ///
 /// # Errors
 /// A model, data set or device that is not as the spec says; a disk that refuses.
-pub fn sft(spec: SftSpec) -> Result<()> {
-    let device = device::parse(&spec.model.device)?;
-    device::set_threads(spec.threads);
-    let (loaded, tokenizer) = start_model(&spec)?;
-    let learning = Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() };
-    let mut learner = TorchLearner::new(
-        loaded.config.clone(),
-        loaded.layout.clone(),
-        loaded.flat.shallow_clone(),
-        device,
-        learning,
-        1.0,
-        spec.steps,
-        0,
-    )?;
+pub fn sft(spec: &SftSpec) -> Result<()> {
+    device::set_threads(spec.threads)?;
+    let reward = Reward::new(&spec.reward)?;
+    let mut policy = start(spec)?;
+    let mut learner = policy.learner(&learning(spec), 1.0, spec.steps, 0)?;
     let started = Instant::now();
-    let last = train(&spec, &tokenizer, &mut learner)?;
+    let last = train(spec, &policy, &mut learner)?;
     let seconds = started.elapsed().as_secs_f64();
-    save(&spec, &loaded, &tokenizer, &learner)?;
-    let greedy = evaluate(&spec, &loaded, &tokenizer, &learner, device, Mode::Greedy)?;
-    let sampled = evaluate(&spec, &loaded, &tokenizer, &learner, device, Mode::Sampled)?;
-    println!("model     {}", spec.output.display());
-    println!("trained   {} steps of {} pairs in {seconds:.0} s, last loss {:.4}", spec.steps, spec.batch_size, last.loss);
-    print!("{}", crate::jobs::eval::table(&[("sampled", &sampled), ("greedy", &greedy)]));
-    println!("next      tidegate run SPEC.toml --set model.path={}", spec.output.display());
+    policy.set_weights(&learner.weights()?);
+    policy.save(&spec.output)?;
+    let text = toml::to_string(spec).map_err(|e| Error::config("spec", "sft", e.to_string()))?;
+    let path = spec.output.join("sft.toml");
+    std::fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
+
+    println!("model    {} ({} parameters)", spec.output.display(), policy.layout.parameters());
+    println!("trained  {} steps of {} pairs in {seconds:.0} s, last loss {:.4}", spec.steps, spec.batch_size, last.loss);
+    let held_out = data(spec, &policy.folder).held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
+    if !held_out.is_empty() {
+        let sampled = eval::evaluate(&held_out, &policy, &spec.generate, &reward, Mode::Sampled, spec.seed)?;
+        let greedy = eval::evaluate(&held_out, &policy, &spec.generate, &reward, Mode::Greedy, spec.seed)?;
+        println!("{}", eval::table(&[("sampled", &sampled), ("greedy", &greedy)]));
+    }
+    println!("next     tidegate run SPEC.toml --set model.path={}", spec.output.display());
     Ok(())
 }
 
-fn start_model(spec: &SftSpec) -> Result<(Loaded, Tokenizer)> {
+fn learning(spec: &SftSpec) -> Learning {
+    Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() }
+}
+
+fn data<'a>(spec: &'a SftSpec, model: &'a Path) -> Data<'a> {
+    Data { file: spec.data.as_ref(), tasks: &spec.task, model, purpose: Use::Pairs }
+}
+
+fn start(spec: &SftSpec) -> Result<Policy> {
     let m = &spec.model;
     if !m.path.as_os_str().is_empty() {
-        return Ok((checkpoint::load(&m.path, ValueHead::None)?, Tokenizer::load(&m.path)?));
+        return Policy::load(&m.path, &m.device, ValueHead::None);
     }
-    let tokenizer = Tokenizer::from_json(&tokenizer::char_level(&m.alphabet))?;
     let config = Config {
         family: Family::Qwen2,
-        vocab_size: tokenizer.vocab_size() as i64,
+        vocab_size: (SPECIAL.len() + m.alphabet.chars().count()) as i64,
         hidden_size: m.hidden_size,
         intermediate_size: m.intermediate_size,
         num_hidden_layers: m.layers,
@@ -163,29 +179,22 @@ fn start_model(spec: &SftSpec) -> Result<(Loaded, Tokenizer)> {
         tie_word_embeddings: true,
         attention_bias: false,
         mlp_bias: false,
-        eos_token_id: vec![tokenizer::EOS],
-        bos_token_id: Some(tokenizer::BOS),
-        pad_token_id: Some(tokenizer::PAD),
+        eos_token_id: vec![2],
+        bos_token_id: Some(1),
+        pad_token_id: Some(0),
     };
-    let layout = Layout::of(&config, ValueHead::None);
-    let flat = checkpoint::init(&config, &layout, spec.seed)?;
-    Ok((Loaded { config, layout, flat, model_hash: String::new() }, tokenizer))
+    // A new model is a folder like any other: it is made where the trained one will stand, and replaced by it.
+    Policy::create(&spec.output, &config, &m.alphabet, spec.seed)?;
+    Policy::load(&spec.output, &m.device, ValueHead::None)
 }
 
-fn train(spec: &SftSpec, tokenizer: &Tokenizer, learner: &mut TorchLearner) -> Result<Metrics> {
-    let mut items = data::training(&spec.data, spec.seed)?;
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(spec.steps) } else { ProgressBar::hidden() };
-    if let Ok(style) = ProgressStyle::with_template("{bar:24.cyan/blue} {pos}/{len} {elapsed}<{eta}  {msg}") {
-        bar.set_style(style);
-    }
+fn train(spec: &SftSpec, policy: &Policy, learner: &mut TorchLearner) -> Result<Metrics> {
+    let mut items = data(spec, &policy.folder).training(spec.seed)?;
+    let steps = Steps::new(spec.steps);
     let mut last = Metrics::default();
-    let (started, mut said) = (Instant::now(), Instant::now());
     for step in 1..=spec.steps {
-        let mut batch = Vec::with_capacity(spec.batch_size);
-        while batch.len() < spec.batch_size {
-            let Some(item) = items.next() else { break };
-            batch.push(pair(item?, tokenizer)?);
-        }
+        let batch: Vec<Rollout> =
+            items.by_ref().take(spec.batch_size).map(|(_, item)| pair(item, policy)).collect::<Result<_>>()?;
         if batch.is_empty() {
             break;
         }
@@ -195,30 +204,23 @@ fn train(spec: &SftSpec, tokenizer: &Tokenizer, learner: &mut TorchLearner) -> R
                 break trained.metrics;
             }
         };
-        bar.set_position(step);
-        bar.set_message(format!("loss {:.4}", last.loss));
-        if bar.is_hidden() && (said.elapsed().as_secs() >= 10 || step == 1 || step == spec.steps) {
-            said = Instant::now();
-            let rate = step as f64 / started.elapsed().as_secs_f64();
-            eprintln!("step {step:>5}/{}  loss {:.4}  {rate:.1} steps/s", spec.steps, last.loss);
-        }
+        steps.show(step, &format!("loss {:.4}", last.loss));
     }
-    bar.finish_and_clear();
+    steps.finish();
     Ok(last)
 }
 
-/// A worked answer as a rollout that is certain of itself: every token of it, and the end, is trained.
-fn pair(item: Item, tokenizer: &Tokenizer) -> Result<Rollout> {
+/// A worked answer as a rollout: every token of it, and the end of sequence, is trained.
+fn pair(item: Item, policy: &Policy) -> Result<Rollout> {
     if item.completion.is_empty() {
-        let why = "sft needs a worked answer in `completion`";
-        return Err(Error::config("data", format!("prompt {} of task {}", item.id, item.task), why));
+        let what = format!("prompt {} of task {}", item.id, item.task);
+        return Err(Error::config("data", what, "has no worked answer (completion) to learn from"));
     }
-    let mut tokens = tokenizer.encode(&item.completion)?;
-    tokens.push(tokenizer.eos());
+    let mut tokens = policy.tokenizer.encode(&item.completion)?;
+    tokens.extend(policy.config.eos_token_id.first());
     let n = tokens.len();
-    let prompt = Prompt { id: item.id, tokens: tokenizer.encode(&item.text)?, text: item.text, ..Prompt::default() };
     Ok(Rollout {
-        group: Arc::new(Group { size: 1, prompt, ..Group::default() }),
+        group: Arc::new(Group { size: 1, prompt: data::prompt(0, item, &policy.tokenizer)?, ..Group::default() }),
         tokens,
         mask: vec![true; n],
         logp_behavior: vec![0.0; n],

@@ -1,0 +1,102 @@
+//! A policy: a model's shape, its weights in one flat buffer, its tokenizer, and what makes its two halves.
+
+use crate::engine::spec::{Learning, Sampling};
+use crate::engine::tokenizer::{self, Tokenizer};
+use crate::engine::torch::checkpoint;
+use crate::engine::torch::config::Config;
+use crate::engine::torch::device;
+use crate::engine::torch::generator::TorchGenerator;
+use crate::engine::torch::layout::{Layout, ValueHead};
+use crate::engine::torch::learner::TorchLearner;
+use crate::engine::torch::weights::Snapshot;
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+use tch::{Device, Tensor};
+
+/// A model folder in memory. It is Send; what it makes lives on the worker that makes it.
+pub struct Policy {
+    /// Where its tokenizer (and chat template) lie.
+    pub folder: PathBuf,
+    pub config: Config,
+    pub layout: Layout,
+    pub tokenizer: Tokenizer,
+    /// Hash of the model's weights as loaded.
+    pub hash: String,
+    flat: Tensor,
+    device: Device,
+}
+
+impl Policy {
+    /// Loads a Hugging Face folder. `device` is `cpu` or `cuda:N`; a value head that the folder lacks starts at 0.
+    ///
+    /// # Errors
+    /// A device that is not there; a folder that is not a model tidegate runs; a tokenizer larger than the vocabulary.
+    pub fn load(folder: &Path, device: &str, value_head: ValueHead) -> Result<Policy> {
+        let device = device::parse(device)?;
+        let loaded = checkpoint::load(folder, value_head)?;
+        let tokenizer = Tokenizer::load(folder)?;
+        if tokenizer.size() as i64 > loaded.config.vocab_size {
+            let why = format!("{} tokens, but config.json has vocab_size = {}", tokenizer.size(), loaded.config.vocab_size);
+            return Err(Error::file(folder.join("tokenizer.json"), why));
+        }
+        Ok(Policy {
+            folder: folder.to_owned(),
+            config: loaded.config,
+            layout: loaded.layout,
+            tokenizer,
+            hash: loaded.model_hash,
+            flat: loaded.flat,
+            device,
+        })
+    }
+
+    /// Writes a new model of random weights into `folder`, with a token a character.
+    ///
+    /// # Errors
+    /// A disk that refuses.
+    pub fn create(folder: &Path, config: &Config, alphabet: &str, seed: u64) -> Result<()> {
+        let layout = Layout::of(config, ValueHead::None);
+        let flat = checkpoint::init(&layout, seed)?;
+        checkpoint::save(folder, config, &layout, &flat, None)?;
+        tokenizer::write_char_level(folder, alphabet)
+    }
+
+    /// A generator that holds these weights as version 0.
+    ///
+    /// # Errors
+    /// Not enough memory for its cache.
+    pub fn generator(&self, sampling: &Sampling, seed: u64, worker: usize) -> Result<TorchGenerator> {
+        let Policy { config, layout, device, tokenizer, .. } = self;
+        TorchGenerator::new(config, layout, *device, sampling, seed, tokenizer.decoder(), worker)
+    }
+
+    /// A learner that starts from a copy of these weights as version `version`, towards `steps` steps.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn learner(&self, learning: &Learning, temperature: f64, steps: u64, version: u64) -> Result<TorchLearner> {
+        let flat = self.flat.f_copy()?;
+        TorchLearner::new(&self.config, &self.layout, flat, self.device, learning, temperature, steps, version)
+    }
+
+    /// An immutable copy of the weights.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Snapshot::copy_of(&self.flat)
+    }
+
+    /// Takes other weights of the same layout.
+    pub fn set_weights(&mut self, weights: &Snapshot) {
+        self.flat = weights.flat().shallow_clone();
+    }
+
+    /// Saves a folder that `load` and transformers read, tokenizer included.
+    ///
+    /// # Errors
+    /// A disk that refuses.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        checkpoint::save(folder, &self.config, &self.layout, &self.flat, Some(&self.folder))
+    }
+}

@@ -1,0 +1,136 @@
+//! `run`: train a model with reinforcement learning.
+
+use crate::engine::spec::Sampling;
+use crate::engine::torch::device;
+use crate::engine::torch::layout::ValueHead;
+use crate::engine::torch::policy::Policy;
+use crate::error::{Error, Result};
+use crate::jobs::data::Data;
+use crate::jobs::eval::{Evaluation, Mode, evaluate};
+use crate::jobs::summary::{Evaluations, Summary};
+use crate::jobs::training::{self, Training};
+use crate::jobs::{Output, signals};
+use crate::spec::Spec;
+use crate::store::layout::RunFolder;
+use crate::store::write_metrics;
+use crate::tasks::item::Item;
+use crate::tasks::prompts::Use;
+use crate::tasks::reward::Reward;
+use std::path::PathBuf;
+
+/// Trains as the specification says and reports.
+///
+/// # Errors
+/// A specification, model, data set or device that is not as it must be; a fault of the dataflow (what was complete is sealed);
+/// a signal.
+pub fn run(mut spec: Spec, output: Output) -> Result<()> {
+    let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
+    let mut policy = Policy::load(&spec.model.path, &spec.model.device, head)?;
+    fits(&spec.generate, &policy)?;
+    let reward = Reward::new(&spec.reward)?;
+    let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &spec.model.path, purpose: Use::Rollouts };
+    let prompts = data.training(spec.seed)?;
+    let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
+    let folder = claim(&spec)?;
+    spec.output = folder.path().to_owned();
+    folder.write_spec(&spec.to_text())?;
+    eprintln!("{}", plan(&spec, &policy));
+
+    let halt = signals::halt_on_signals()?;
+    let before = evaluations("before", &held_out, &policy, &spec, &reward)?;
+    let training = Training { spec: &spec, folder: &folder, reward: &reward };
+    let outcome = training::train(&training, policy.shared(), prompts, &halt)?;
+    if let Some(weights) = &outcome.weights {
+        policy.set_weights(weights);
+    }
+    policy.save(&folder.checkpoint(outcome.version))?;
+    write_metrics(&folder)?;
+    if let Some(fault) = outcome.faults.first() {
+        let more = outcome.faults.len() - 1;
+        let also = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+        eprintln!("{} steps are sealed in {}{also}", outcome.metrics.len(), folder.path().display());
+        return Err(Error::Fault(fault.clone()));
+    }
+    let after = if halt.signal().is_none() { evaluations("after", &held_out, &policy, &spec, &reward)? } else { None };
+    let summary = Summary::new(&spec, &outcome, before, after);
+    match output {
+        Output::Text => println!("{summary}"),
+        Output::Json => println!("{}", serde_json::to_string(&summary).unwrap_or_default()),
+    }
+    halt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
+}
+
+/// The longest completion must leave room for a prompt.
+fn fits(sampling: &Sampling, policy: &Policy) -> Result<()> {
+    let longest = policy.config.max_position_embeddings;
+    if sampling.max_tokens as i64 >= longest {
+        let why = format!("the model's longest sequence, prompt included, is {longest} tokens");
+        return Err(Error::config("generate.max_tokens", sampling.max_tokens, why));
+    }
+    Ok(())
+}
+
+/// The run's folder: as the spec says, with a number where that is taken, so that nothing recorded is lost.
+fn claim(spec: &Spec) -> Result<RunFolder> {
+    let name = |n: u32| {
+        let base = spec.output.as_os_str().to_string_lossy();
+        if n == 1 { spec.output.clone() } else { PathBuf::from(format!("{base}-{n}")) }
+    };
+    let free = (1..10_000).map(name).find(|path| !path.exists()).unwrap_or_else(|| spec.output.clone());
+    RunFolder::create(free)
+}
+
+/// What the run will do, in a few lines.
+fn plan(spec: &Spec, policy: &Policy) -> String {
+    let tasks: Vec<String> = match &spec.data {
+        Some(data) => vec![data.file.display().to_string()],
+        None => spec.task.iter().map(|t| t.kind.name().to_owned()).collect(),
+    };
+    let w = &spec.workers;
+    format!(
+        "run       {}\nmodel     {}: {} layers, hidden {}, {} parameters, {}\nprompts   {}\n\
+         step      {} rollouts = {} groups of {}; {} steps\n\
+         schedule  pipeline, max lag {} steps, weights in flight\n\
+         workers   generate on {:?} ({} slots, {} thread each), train on {:?} ({} thread)",
+        spec.output.display(),
+        spec.model.path.display(),
+        policy.config.num_hidden_layers,
+        policy.config.hidden_size,
+        policy.layout.parameters(),
+        spec.model.device,
+        tasks.join(", "),
+        spec.batch.batch_size,
+        spec.batch_groups(),
+        spec.batch.group_size,
+        spec.steps,
+        spec.schedule.max_lag,
+        w.generators,
+        spec.generate.slots,
+        w.generator_threads,
+        w.learners,
+        w.learner_threads,
+    )
+}
+
+fn evaluations(
+    when: &str,
+    items: &[Item],
+    policy: &Policy,
+    spec: &Spec,
+    reward: &Reward,
+) -> Result<Option<Evaluations>> {
+    if items.is_empty() {
+        return Ok(None);
+    }
+    device::set_threads(spec.workers.generator_threads + spec.workers.learner_threads)?;
+    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, reward, mode, spec.seed) };
+    let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
+    let rate = |e: &Evaluation| 100.0 * e.total().rate().unwrap_or(0.0);
+    eprintln!(
+        "held out  {when} training: {:.1} % sampled, {:.1} % greedy of {} prompts",
+        rate(&evaluations.sampled),
+        rate(&evaluations.greedy),
+        items.len()
+    );
+    Ok(Some(evaluations))
+}
