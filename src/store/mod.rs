@@ -1,1 +1,27 @@
 //! The rollout log on disk: the only home of arrow and parquet.
+//!
+//! A run's folder ([`layout`]) holds one Parquet file a sealed step, one row a rollout ([`schema`]). The [`writer`] makes them
+//! visible all or nothing; the [`reader`] takes them back, also those of older writers, and refuses by file and column.
+//! Knows nothing of models, of the dataflow or of what the spec in the footer means.
+
+mod decode;
+mod encode;
+mod footer;
+mod guard;
+pub mod layout;
+pub mod metrics;
+pub mod reader;
+pub mod rows;
+pub mod schema;
+mod seal;
+pub mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use footer::{Footer, FooterInfo};
+pub use layout::RunFolder;
+pub use metrics::write_metrics;
+pub use reader::{StepFile, read_footer, read_step, steps};
+pub use rows::read_json_rows;
+pub use writer::ParquetLog;

@@ -1,0 +1,239 @@
+//! Arrow columns to rollouts.
+
+use super::schema::{COLUMNS, Column, Kind, Missing, part_fields, parse_status, parse_stop};
+use crate::error::{Error, Result};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, ListArray, RecordBatch};
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::datatypes::{DataType, Field, Float32Type, Int64Type, Schema};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use tidegate_operators::record::{Group, Prompt, Rollout, Status, Stop};
+
+/// Checks a file's columns and says which of them are the log's (as positions); notes those that are missing.
+///
+/// # Errors
+/// A column that is missing and has no default, or has another type.
+pub(super) fn check(path: &Path, schema: &Schema, notes: &mut Vec<String>) -> Result<Vec<usize>> {
+    let mut found = Vec::new();
+    for column in &COLUMNS {
+        match schema.column_with_name(column.name) {
+            Some((index, field)) if column.kind.accepts(field.data_type()) => found.push(index),
+            Some((_, field)) if *field.data_type() != DataType::Null => {
+                let reason = format!("is {}, expected {}", field.data_type(), column.kind.expected());
+                return Err(Error::column(path, column.name, reason));
+            }
+            _ if column.missing == Missing::Refused => {
+                let reason = format!("is missing, expected {}: this is no file of a rollout log", column.kind.expected());
+                return Err(Error::column(path, column.name, reason));
+            }
+            _ => notes.push(format!("column {} is missing: its default is taken", column.name)),
+        }
+    }
+    Ok(found)
+}
+
+/// Turns batches of one file into rollouts; those of one group share its header.
+pub(super) struct Decoder<'a> {
+    path: &'a Path,
+    groups: HashMap<u64, Arc<Group>>,
+    pub(super) rollouts: Vec<Rollout>,
+}
+
+impl<'a> Decoder<'a> {
+    pub(super) fn new(path: &'a Path) -> Self {
+        Decoder { path, groups: HashMap::new(), rollouts: Vec::new() }
+    }
+
+    /// Appends the rows of a batch of a file that passed [`check`].
+    ///
+    /// # Errors
+    /// A value that its field cannot hold, by column and row.
+    pub(super) fn decode(&mut self, batch: &RecordBatch) -> Result<()> {
+        let columns = Columns::new(self.path, batch)?;
+        for row in 0..batch.num_rows() {
+            let group = self.share(columns.group(row)?);
+            self.rollouts.push(columns.rollout(row, group)?);
+        }
+        Ok(())
+    }
+
+    fn share(&mut self, group: Group) -> Arc<Group> {
+        let known = self.groups.get(&group.number).filter(|known| ***known == group);
+        known.cloned().unwrap_or_else(|| {
+            let group = Arc::new(group);
+            self.groups.insert(group.number, group.clone());
+            group
+        })
+    }
+}
+
+/// The columns of one batch, cast to the types that this reader works with.
+struct Columns<'a> {
+    path: &'a Path,
+    by_name: HashMap<&'static str, ArrayRef>,
+}
+
+impl<'a> Columns<'a> {
+    fn new(path: &'a Path, batch: &RecordBatch) -> Result<Self> {
+        let mut by_name = HashMap::new();
+        for column in &COLUMNS {
+            if let Some(array) = batch.column_by_name(column.name) {
+                let array = normalised(column, array).map_err(|reason| Error::column(path, column.name, reason))?;
+                by_name.insert(column.name, array);
+            }
+        }
+        Ok(Columns { path, by_name })
+    }
+
+    fn group(&self, row: usize) -> Result<Group> {
+        Ok(Group {
+            number: self.int("group", row)?,
+            due: self.int("due", row)?,
+            earlier: self.int("earlier", row)?,
+            oldest: self.int("oldest", row)?,
+            size: self.int("group_size", row)?,
+            generator: self.int("generator", row)?,
+            prompt: Prompt {
+                id: self.int("prompt_id", row)?,
+                epoch: self.int("epoch", row)?,
+                task: self.text("task", row),
+                text: self.text("prompt_text", row),
+                tokens: self.ints("prompt_tokens", row)?,
+                answer: self.text("answer", row),
+                meta: self.text("meta", row),
+            },
+            admitted_ns: self.int("admitted_ns", row)?,
+        })
+    }
+
+    fn rollout(&self, row: usize, group: Arc<Group>) -> Result<Rollout> {
+        Ok(Rollout {
+            group,
+            sample: self.int("sample", row)?,
+            status: self.status(row)?,
+            tokens: self.ints("tokens", row)?,
+            text: self.text("completion_text", row),
+            mask: self.bools("mask", row)?,
+            logp_behavior: self.floats("logp_behavior", row)?,
+            version: self.ints("version", row)?,
+            value: self.floats("value", row)?,
+            stop: self.stop(row)?,
+            started_ns: self.int("started_ns", row)?,
+            finished_ns: self.int("finished_ns", row)?,
+            worker: self.int("worker", row)?,
+            reward: self.present("reward", row).map(|array| array.as_primitive::<Float32Type>().value(row)),
+            reward_parts: self.parts(row)?,
+            reward_error: self.present("reward_error", row).map(|array| array.as_string::<i32>().value(row).to_owned()),
+            advantage: self.floats("advantage", row)?,
+            logp_current: self.floats("logp_current", row)?,
+            step: self.int("step", row)?,
+            order: self.int("order", row)?,
+            trained_ns: self.int("trained_ns", row)?,
+        })
+    }
+
+    fn refused(&self, column: &str, row: usize, reason: impl std::fmt::Display) -> Error {
+        Error::column(self.path, column, format!("row {row} of its batch: {reason}"))
+    }
+
+    /// The column, if the file has it and it is not null in this row.
+    fn present(&self, column: &str, row: usize) -> Option<&ArrayRef> {
+        self.by_name.get(column).filter(|array| array.is_valid(row))
+    }
+
+    /// An integer; 0 where the file lacks the column.
+    fn int<T: TryFrom<i64>>(&self, column: &str, row: usize) -> Result<T> {
+        let Some(array) = self.by_name.get(column) else {
+            return T::try_from(0).map_err(|_| self.refused(column, row, "has no default"));
+        };
+        if array.is_null(row) {
+            return Err(self.refused(column, row, "null, expected an integer"));
+        }
+        let value = array.as_primitive::<Int64Type>().value(row);
+        T::try_from(value).map_err(|_| self.refused(column, row, format!("{value} is out of range")))
+    }
+
+    fn text(&self, column: &str, row: usize) -> String {
+        self.present(column, row).map(|array| array.as_string::<i32>().value(row).to_owned()).unwrap_or_default()
+    }
+
+    fn status(&self, row: usize) -> Result<Status> {
+        let text = self.text("status", row);
+        parse_status(&text).ok_or_else(|| {
+            let expected = "expected \"trained\", \"waiting\" or \"discarded: \" and a known reason";
+            self.refused("status", row, format!("{text:?}, {expected}"))
+        })
+    }
+
+    fn stop(&self, row: usize) -> Result<Stop> {
+        let Some(array) = self.present("stop", row) else { return Ok(Stop::default()) };
+        let text = array.as_string::<i32>().value(row);
+        let expected = "expected eos, stop_string, length, time or refused";
+        parse_stop(text).ok_or_else(|| self.refused("stop", row, format!("{text:?}, {expected}")))
+    }
+
+    /// A list's values and where this row's are; a missing or null list is empty.
+    fn list(&self, column: &str, row: usize) -> Result<Option<(&ArrayRef, Range<usize>)>> {
+        let Some(array) = self.present(column, row) else { return Ok(None) };
+        let list: &ListArray = array.as_list();
+        let range = list.value_offsets()[row] as usize..list.value_offsets()[row + 1] as usize;
+        if list.values().null_count() > 0 && range.clone().any(|i| list.values().is_null(i)) {
+            return Err(self.refused(column, row, "the list holds a null"));
+        }
+        Ok(Some((list.values(), range)))
+    }
+
+    fn ints<T: TryFrom<i64>>(&self, column: &str, row: usize) -> Result<Vec<T>> {
+        let Some((values, range)) = self.list(column, row)? else { return Ok(Vec::new()) };
+        let values = &values.as_primitive::<Int64Type>().values()[range];
+        let fit = |v: &i64| T::try_from(*v).map_err(|_| self.refused(column, row, format!("{v} is out of range")));
+        values.iter().map(fit).collect()
+    }
+
+    fn floats(&self, column: &str, row: usize) -> Result<Vec<f32>> {
+        let Some((values, range)) = self.list(column, row)? else { return Ok(Vec::new()) };
+        Ok(values.as_primitive::<Float32Type>().values()[range].to_vec())
+    }
+
+    fn bools(&self, column: &str, row: usize) -> Result<Vec<bool>> {
+        let Some((values, range)) = self.list(column, row)? else { return Ok(Vec::new()) };
+        let values: &BooleanArray = values.as_boolean();
+        Ok(range.map(|i| values.value(i)).collect())
+    }
+
+    fn parts(&self, row: usize) -> Result<Vec<(String, f32)>> {
+        let column = "reward_parts";
+        let Some((values, range)) = self.list(column, row)? else { return Ok(Vec::new()) };
+        let parts = values.as_struct();
+        let (names, numbers) = (parts.column(0).as_string::<i32>(), parts.column(1).as_primitive::<Float32Type>());
+        let part = |i| match names.is_valid(i) && numbers.is_valid(i) {
+            true => Ok((names.value(i).to_owned(), numbers.value(i))),
+            false => Err(self.refused(column, row, "a part without a name or a value")),
+        };
+        range.map(part).collect()
+    }
+}
+
+/// The column in the one type that its kind is read as.
+fn normalised(column: &Column, array: &ArrayRef) -> Result<ArrayRef, String> {
+    let list = |element| DataType::List(Arc::new(Field::new("element", element, true)));
+    let target = match column.kind {
+        Kind::Int => DataType::Int64,
+        Kind::Float => DataType::Float32,
+        Kind::Text | Kind::OptionalText => DataType::Utf8,
+        Kind::Ints => list(DataType::Int64),
+        Kind::Floats => list(DataType::Float32),
+        Kind::Bools => return Ok(array.clone()),
+        Kind::Parts => list(DataType::Struct(part_fields())),
+    };
+    let array = match array.as_map_opt() {
+        Some(map) => Arc::new(ListArray::from(map.clone())),
+        None => array.clone(),
+    };
+    if *array.data_type() == target {
+        return Ok(array);
+    }
+    cast_with_options(&array, &target, &CastOptions { safe: false, ..CastOptions::default() }).map_err(|e| e.to_string())
+}

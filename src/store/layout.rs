@@ -1,0 +1,329 @@
+//! The run's folder: where each file is, what it is called, and how a file becomes visible all or nothing.
+//!
+//! ```text
+//! runs/NAME/
+//!   spec.toml                          the whole configuration
+//!   rollouts/step-00000042.parquet     one file a sealed step
+//!   rollouts/waiting-00000043.parquet  the tail: what no step had trained when the run ended before step 43
+//!   checkpoints/step-00000040/         weights, optimizer, state
+//!   metrics.parquet                    one row a step, derived at a clean end
+//! ```
+//!
+//! Whatever is not finished has a name that ends in `.tmp`, so that `*.parquet` never matches it.
+
+use crate::error::{Error, Result};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use tidegate_operators::record::Step;
+
+const TEMPORARY: &str = ".tmp";
+
+/// A folder that holds one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+/// A file of the rollout log, by its name. Sorted by step; the tail of step `k` comes after step `k - 1` and before step `k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogFile {
+    /// `step-*.parquet`: what a step trained, and what was discarded since the one before.
+    Step(Step),
+    /// `waiting-*.parquet`: rollouts that no step had trained when the run ended; the number is that of the step to come.
+    Tail(Step),
+}
+
+impl LogFile {
+    /// The file's name.
+    pub fn name(self) -> String {
+        match self {
+            LogFile::Step(step) => format!("step-{step:08}.parquet"),
+            LogFile::Tail(step) => format!("waiting-{step:08}.parquet"),
+        }
+    }
+
+    /// The file that a name means, if it is one of the log's.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let digits = |prefix| name.strip_prefix(prefix)?.strip_suffix(".parquet");
+        let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+        let file = match digits("step-") {
+            Some(text) => LogFile::Step(number(text)?),
+            None => LogFile::Tail(number(digits("waiting-")?)?),
+        };
+        (file.name() == name).then_some(file)
+    }
+
+    fn sort_key(self) -> (Step, u8) {
+        match self {
+            LogFile::Tail(step) => (step, 0),
+            LogFile::Step(step) => (step, 1),
+        }
+    }
+}
+
+impl RunFolder {
+    /// Makes the folder of a new run, with everything in it that later files need.
+    ///
+    /// # Errors
+    /// The folder already holds a run, or the disk refuses.
+    pub fn create(path: impl Into<PathBuf>) -> Result<Self> {
+        let folder = RunFolder { path: path.into() };
+        for taken in [folder.spec(), folder.rollouts()] {
+            if taken.exists() {
+                return Err(Error::file(&folder.path, "already holds a run; choose another name, or resume it"));
+            }
+        }
+        for part in [folder.rollouts(), folder.checkpoints()] {
+            fs::create_dir_all(&part).map_err(|e| Error::file(&part, e))?;
+        }
+        sync_folder(&folder.path)?;
+        Ok(folder)
+    }
+
+    /// Opens a run to write on, and removes what an earlier process left unfinished (`*.tmp`).
+    ///
+    /// # Errors
+    /// The folder holds no run, or the disk refuses.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let folder = Self::view(path)?;
+        for place in [folder.path.clone(), folder.rollouts(), folder.checkpoints()] {
+            reap(&place)?;
+        }
+        Ok(folder)
+    }
+
+    /// Opens a run to read only: a run that is still being written is left alone.
+    ///
+    /// # Errors
+    /// The folder holds no run.
+    pub fn view(path: impl Into<PathBuf>) -> Result<Self> {
+        let folder = RunFolder { path: path.into() };
+        if !folder.rollouts().is_dir() {
+            return Err(Error::file(&folder.path, "is no run's folder: it has no folder rollouts/"));
+        }
+        Ok(folder)
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `spec.toml`.
+    pub fn spec(&self) -> PathBuf {
+        self.path.join("spec.toml")
+    }
+
+    /// `rollouts/`.
+    pub fn rollouts(&self) -> PathBuf {
+        self.path.join("rollouts")
+    }
+
+    /// `checkpoints/`.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// `checkpoints/step-00000040/`.
+    pub fn checkpoint(&self, step: Step) -> PathBuf {
+        self.checkpoints().join(format!("step-{step:08}"))
+    }
+
+    /// `metrics.parquet`.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.parquet")
+    }
+
+    /// Where a file of the rollout log is.
+    pub fn log_file(&self, file: LogFile) -> PathBuf {
+        self.rollouts().join(file.name())
+    }
+
+    /// Writes `spec.toml`, all or nothing.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn write_spec(&self, text: &str) -> Result<()> {
+        write_sealed(&self.spec(), |file| io::Write::write_all(file, text.as_bytes()))
+    }
+
+    /// Every file of the rollout log, in step order. Other names in the folder are passed over.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub fn log_files(&self) -> Result<Vec<LogFile>> {
+        let mut files = Vec::new();
+        for name in names(&self.rollouts())? {
+            files.extend(LogFile::from_name(&name));
+        }
+        files.sort_unstable_by_key(|file| file.sort_key());
+        Ok(files)
+    }
+
+    /// The sealed steps, in order.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub fn sealed_steps(&self) -> Result<Vec<Step>> {
+        let step = |file| match file {
+            LogFile::Step(step) => Some(step),
+            LogFile::Tail(_) => None,
+        };
+        Ok(self.log_files()?.into_iter().filter_map(step).collect())
+    }
+
+    /// The tail that counts: the newest one, unless a step was sealed after it (its rollouts were then used or made again).
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub fn tail(&self) -> Result<Option<LogFile>> {
+        Ok(self.log_files()?.last().copied().filter(|file| matches!(file, LogFile::Tail(_))))
+    }
+
+    /// The steps that have a checkpoint, in order.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub fn checkpointed_steps(&self) -> Result<Vec<Step>> {
+        let all = names(&self.checkpoints())?;
+        let mut steps: Vec<Step> = all.iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+}
+
+/// The name that a file or folder has until it is finished: its own with `.tmp` behind it.
+pub fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(TEMPORARY);
+    PathBuf::from(name)
+}
+
+/// Writes a file under a temporary name, makes it durable, renames it and makes its folder durable: a reader sees all of it
+/// or nothing.
+///
+/// # Errors
+/// What `write` returned, or the disk; the temporary file is then removed.
+pub fn write_sealed<E: ToString>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()> {
+    let unfinished = temporary(path);
+    let attempt = || {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let mut file = options.open(&unfinished).map_err(|e| Error::file(&unfinished, e))?;
+        write(&mut file).map_err(|e| Error::file(path, e.to_string()))?;
+        file.sync_all().map_err(|e| Error::file(&unfinished, e))
+    };
+    if let Err(error) = attempt() {
+        // The first error is the one to report; a temporary that stays is reaped at the next start.
+        let _ = fs::remove_file(&unfinished);
+        return Err(error);
+    }
+    seal_by_rename(path)
+}
+
+/// Gives a finished file or folder, written at [`temporary`]`(path)` and already durable, its own name, durably.
+///
+/// # Errors
+/// The disk refuses.
+pub fn seal_by_rename(path: &Path) -> Result<()> {
+    fs::rename(temporary(path), path).map_err(|e| Error::file(path, e))?;
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+fn sync_folder(path: &Path) -> Result<()> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| Error::file(path, e))
+}
+
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Error::file(folder, e)),
+    };
+    let name = |entry: io::Result<fs::DirEntry>| entry.map(|e| e.file_name().to_string_lossy().into_owned());
+    entries.map(name).collect::<io::Result<_>>().map_err(|e| Error::file(folder, e))
+}
+
+fn reap(folder: &Path) -> Result<()> {
+    for name in names(folder)?.iter().filter(|name| name.ends_with(TEMPORARY)) {
+        let path = folder.join(name);
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.map_err(|e| Error::file(&path, e))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_padded_and_come_back() {
+        assert_eq!(LogFile::Step(42).name(), "step-00000042.parquet");
+        assert_eq!(LogFile::Tail(43).name(), "waiting-00000043.parquet");
+        assert_eq!(LogFile::Step(123_456_789).name(), "step-123456789.parquet");
+        for file in [LogFile::Step(42), LogFile::Tail(43), LogFile::Step(123_456_789)] {
+            assert_eq!(LogFile::from_name(&file.name()), Some(file));
+        }
+        for other in ["step-42.parquet", "step-00000042.parquet.tmp", "step-+0000042.parquet", "notes.txt", "step-.parquet"] {
+            assert_eq!(LogFile::from_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_new_run_is_created_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let folder = RunFolder::create(&path).unwrap();
+        assert!(folder.rollouts().is_dir() && folder.checkpoints().is_dir());
+        let again = RunFolder::create(&path).unwrap_err().to_string();
+        assert!(again.contains("already holds a run"), "{again}");
+        let missing = RunFolder::open(dir.path().join("c")).unwrap_err().to_string();
+        assert!(missing.contains("no run's folder"), "{missing}");
+    }
+
+    #[test]
+    fn open_reaps_temporaries_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(dir.path().join("r")).unwrap();
+        folder.write_spec("seed = 1\n").unwrap();
+        let kept = folder.log_file(LogFile::Step(1));
+        fs::write(&kept, "sealed").unwrap();
+        fs::write(temporary(&folder.log_file(LogFile::Step(2))), "half").unwrap();
+        fs::create_dir_all(temporary(&folder.checkpoint(1)).join("x")).unwrap();
+        assert_eq!(RunFolder::view(folder.path()).unwrap(), folder);
+        assert!(temporary(&folder.checkpoint(1)).exists(), "a viewer removes nothing");
+        RunFolder::open(folder.path()).unwrap();
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "sealed");
+        assert_eq!(fs::read_to_string(folder.spec()).unwrap(), "seed = 1\n");
+        assert_eq!(names(&folder.rollouts()).unwrap(), ["step-00000001.parquet"]);
+        assert!(names(&folder.checkpoints()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn files_come_in_step_order_and_a_tail_counts_until_a_later_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(dir.path().join("r")).unwrap();
+        assert_eq!(folder.tail().unwrap(), None);
+        for file in [LogFile::Step(100_000_000), LogFile::Step(3), LogFile::Tail(3), LogFile::Step(2)] {
+            fs::write(folder.log_file(file), "").unwrap();
+        }
+        let order = [LogFile::Step(2), LogFile::Tail(3), LogFile::Step(3), LogFile::Step(100_000_000)];
+        assert_eq!(folder.log_files().unwrap(), order);
+        assert_eq!(folder.sealed_steps().unwrap(), [2, 3, 100_000_000]);
+        assert_eq!(folder.tail().unwrap(), None);
+        fs::write(folder.log_file(LogFile::Tail(100_000_001)), "").unwrap();
+        assert_eq!(folder.tail().unwrap(), Some(LogFile::Tail(100_000_001)));
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let error = write_sealed(&path, |_| Err("no")).unwrap_err();
+        assert_eq!(error.to_string(), format!("{}: no", path.display()));
+        assert!(names(dir.path()).unwrap().is_empty());
+    }
+}

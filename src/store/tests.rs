@@ -1,0 +1,95 @@
+//! The rollout log as a whole: what is written comes back, what is damaged is named, what is older is read.
+
+mod damage;
+mod identity;
+mod older;
+
+use super::layout::{LogFile, RunFolder};
+use super::{FooterInfo, ParquetLog};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tempfile::TempDir;
+use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status, Stop};
+use tidegate_operators::seal::Log;
+
+fn info() -> FooterInfo {
+    FooterInfo {
+        spec: "[schedule]\nmax_lag = 2\n".to_owned(),
+        model: "m".repeat(64),
+        tokenizer: "t".repeat(64),
+        learner_threads: 2,
+    }
+}
+
+fn run() -> (TempDir, RunFolder, ParquetLog) {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = RunFolder::create(dir.path().join("run")).unwrap();
+    let log = ParquetLog::new(folder.clone(), info());
+    (dir, folder, log)
+}
+
+/// Two groups: one trained, whose text was cut inside an emoji and holds a NUL, one discarded.
+fn small_step(step: u64) -> SealedStep {
+    let group = |number| {
+        let prompt = Prompt {
+            id: 10 + number,
+            epoch: 1,
+            task: "sums".to_owned(),
+            text: "2+3=".to_owned(),
+            tokens: vec![5, 6, 7],
+            answer: "5".to_owned(),
+            meta: r#"{"level":1}"#.to_owned(),
+        };
+        let base = Group { number, due: step + 2, earlier: 4, oldest: 0, size: 2, generator: 1, prompt, admitted_ns: 1_000 };
+        Arc::new(base)
+    };
+    let row = |number, sample, status| Rollout {
+        group: group(number),
+        sample,
+        status,
+        tokens: vec![1, 2, 49_151],
+        text: "5\0\u{fffd}".to_owned(),
+        mask: vec![true, true, false],
+        logp_behavior: vec![-0.1, -1.5e-8, -30.0],
+        version: vec![0, 1, 1],
+        value: vec![0.25, 0.5, 0.75],
+        stop: Stop::Length,
+        started_ns: 2_000,
+        finished_ns: 3_000,
+        worker: 1,
+        reward: Some(-0.0),
+        reward_parts: vec![("format".to_owned(), 0.5), ("format".to_owned(), -0.5)],
+        reward_error: None,
+        advantage: vec![0.5; 3],
+        logp_current: vec![-0.2, -0.3, -29.0],
+        step,
+        order: sample,
+        trained_ns: 4_000,
+    };
+    let unscored = Rollout {
+        reward: None,
+        reward_parts: Vec::new(),
+        reward_error: Some("exit status 139".to_owned()),
+        stop: Stop::Eos,
+        advantage: Vec::new(),
+        logp_current: Vec::new(),
+        ..row(8, 0, Status::Discarded(Reason::NoReward))
+    };
+    let refused = Rollout {
+        group: group(9),
+        status: Status::Discarded(Reason::BadPrompt("512 tokens leave no room".to_owned())),
+        stop: Stop::Refused,
+        ..Rollout::default()
+    };
+    SealedStep {
+        step,
+        rollouts: vec![row(7, 0, Status::Trained), row(7, 1, Status::Trained), unscored, refused],
+        metrics: Some(Metrics { step, loss: 0.1, tokens: 4, lag_max: 1, ..Metrics::default() }),
+    }
+}
+
+fn write_small() -> (TempDir, PathBuf) {
+    let (dir, folder, mut log) = run();
+    log.seal(small_step(1)).unwrap();
+    (dir, folder.log_file(LogFile::Step(1)))
+}

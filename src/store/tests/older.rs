@@ -1,0 +1,1 @@
+//! Files of older writers and of other tools.

@@ -1,0 +1,102 @@
+//! Writing the rollout log: one Parquet file a sealed step, visible all or nothing.
+
+use super::encode::encode;
+use super::footer::{Footer, FooterInfo};
+use super::layout::{LogFile, RunFolder, write_sealed};
+use super::reader::read_step;
+use super::schema::{SCHEMA_VERSION, schema};
+use super::seal::{CREATED_BY, Hashed, seal_footer};
+use crate::error::{Error, Result};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
+use parquet::schema::types::ColumnPath;
+use std::error;
+use std::fs::File;
+use tidegate_operators::fault::Fault;
+use tidegate_operators::record::{Rollout, SealedStep, Status};
+use tidegate_operators::seal::Log;
+
+/// Rollouts that are turned into columns at once: bounds the copy of a step that the writer holds.
+const ROWS_AT_ONCE: usize = 256;
+/// Rows of a row group: what a reader holds.
+const ROWS_A_GROUP: usize = 1024;
+
+/// The run's log in Parquet files.
+#[derive(Debug)]
+pub struct ParquetLog {
+    folder: RunFolder,
+    info: FooterInfo,
+}
+
+impl ParquetLog {
+    /// A log in `folder`, whose files all say `info` in their footers.
+    pub fn new(folder: RunFolder, info: FooterInfo) -> Self {
+        ParquetLog { folder, info }
+    }
+
+    fn write(&self, mut sealed: SealedStep) -> Result<()> {
+        let file = match sealed.metrics {
+            Some(_) => LogFile::Step(sealed.step),
+            None => LogFile::Tail(sealed.step),
+        };
+        let path = self.folder.log_file(file);
+        if path.exists() {
+            if sealed.metrics.is_some() {
+                return Err(Error::file(&path, "this step is sealed already; a sealed file is never written again"));
+            }
+            // A resumed run that ended before its next step: what waited comes again, what was discarded does not.
+            let earlier = read_step(&path)?.rollouts;
+            sealed.rollouts.extend(earlier.into_iter().filter(|r| matches!(r.status, Status::Discarded(_))));
+        }
+        let footer = Footer {
+            schema_version: SCHEMA_VERSION,
+            step: sealed.step,
+            info: self.info.clone(),
+            metrics: sealed.metrics,
+        };
+        write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer))
+    }
+}
+
+impl Log for ParquetLog {
+    fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
+        self.write(step).map_err(|e| Fault::new("seal", e))
+    }
+}
+
+fn write_file(file: &mut File, rollouts: &[Rollout], footer: &Footer) -> Result<(), Box<dyn error::Error>> {
+    let mut writer = ArrowWriter::try_new(Hashed::new(&mut *file), schema(), Some(properties()))?;
+    for rows in rollouts.chunks(ROWS_AT_ONCE) {
+        writer.write(&encode(rows)?)?;
+    }
+    writer.flush()?;
+    writer.sync()?;
+    for pair in footer.to_pairs(&writer.inner().seal())? {
+        writer.append_key_value_metadata(pair);
+    }
+    writer.close()?;
+    Ok(seal_footer(file)?)
+}
+
+/// Encodings by measurement (see `encodings` in this file's tests): dictionaries where values repeat, split bytes for floats
+/// that do not, differences for times.
+fn properties() -> WriterProperties {
+    let mut properties = WriterProperties::builder()
+        .set_created_by(CREATED_BY.to_owned())
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .set_max_row_group_row_count(Some(ROWS_A_GROUP))
+        .set_statistics_enabled(EnabledStatistics::Chunk);
+    for column in ["logp_behavior", "logp_current", "value"] {
+        properties = encoded(properties, &[column, "list", "element"], Encoding::BYTE_STREAM_SPLIT);
+    }
+    for column in ["admitted_ns", "started_ns", "finished_ns", "trained_ns"] {
+        properties = encoded(properties, &[column], Encoding::DELTA_BINARY_PACKED);
+    }
+    properties.build()
+}
+
+fn encoded(properties: WriterPropertiesBuilder, column: &[&str], encoding: Encoding) -> WriterPropertiesBuilder {
+    let path = ColumnPath::from(column.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>());
+    properties.set_column_dictionary_enabled(path.clone(), false).set_column_encoding(path, encoding)
+}
