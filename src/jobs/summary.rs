@@ -1,0 +1,116 @@
+//! The end of a run, on one screen: what was learned, how stale it was, where the time went, what to type next.
+
+use crate::jobs::eval::{self, Evaluation};
+use crate::jobs::training::Outcome;
+use crate::spec::Spec;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use tidegate_operators::record::Metrics;
+
+/// Held-out success, sampled and greedy.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Evaluations {
+    pub sampled: Evaluation,
+    pub greedy: Evaluation,
+}
+
+/// What a run was like.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    pub run: PathBuf,
+    pub steps: u64,
+    /// From the first admission to the last seal, without evaluation.
+    pub training_s: f64,
+    pub trained_rollouts: u64,
+    pub trained_tokens: u64,
+    pub generated_tokens: u64,
+    /// Rollouts that were not trained, by status.
+    pub not_trained: BTreeMap<String, u64>,
+    /// Mean reward of the first and of the last tenth of the steps.
+    pub reward_first: f64,
+    pub reward_last: f64,
+    /// Of trained tokens, steps.
+    pub lag_mean: f64,
+    pub lag_max: u64,
+    pub lag_bound: u64,
+    pub ess_mean: f64,
+    pub ess_min: f64,
+    /// Shares of the learner's time that it waited: for groups that the lag rule forces, for any groups.
+    pub waited_forced: f64,
+    pub waited_any: f64,
+    /// Shares of the learner's and the generators' wall time spent on the processor outside libtorch (dataflow, kernel, store).
+    pub learner_outside: Option<f64>,
+    pub generators_outside: Option<f64>,
+    pub before: Option<Evaluations>,
+    pub after: Option<Evaluations>,
+}
+
+impl Summary {
+    pub fn new(spec: &Spec, outcome: &Outcome, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
+        let m = &outcome.metrics;
+        let tokens: u64 = m.iter().map(|m| m.tokens).sum();
+        let weighted = |f: fn(&Metrics) -> f64| m.iter().map(|m| f(m) * m.tokens as f64).sum::<f64>() / tokens.max(1) as f64;
+        let tenth = m.len().div_ceil(10).max(1);
+        let reward = |part: &[Metrics]| part.iter().map(|m| m.reward).sum::<f64>() / part.len().max(1) as f64;
+        let wall = outcome.seconds.max(1e-9) * 1e9;
+        Summary {
+            run: spec.output.clone(),
+            steps: m.len() as u64,
+            training_s: outcome.seconds,
+            trained_rollouts: m.iter().map(|m| m.rollouts).sum(),
+            trained_tokens: tokens,
+            generated_tokens: outcome.generated_tokens,
+            not_trained: outcome.not_trained.clone(),
+            reward_first: reward(&m[..tenth.min(m.len())]),
+            reward_last: reward(&m[m.len().saturating_sub(tenth)..]),
+            lag_mean: weighted(|m| m.lag_mean),
+            lag_max: m.iter().map(|m| m.lag_max).max().unwrap_or(0),
+            lag_bound: spec.schedule.max_lag,
+            ess_mean: weighted(|m| m.ess),
+            ess_min: m.iter().filter(|m| m.tokens > 0).map(|m| m.ess).fold(f64::NAN, f64::min),
+            waited_forced: m.iter().map(|m| m.wait_forced_ns).sum::<u64>() as f64 / wall,
+            waited_any: m.iter().map(|m| m.wait_any_ns).sum::<u64>() as f64 / wall,
+            learner_outside: outcome.learner_outside,
+            generators_outside: outcome.generators_outside,
+            before,
+            after,
+        }
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = self;
+        let rate = |tokens: u64| tokens as f64 / s.training_s.max(1e-9);
+        writeln!(f, "run       {}", s.run.display())?;
+        write!(f, "trained   {} steps in {:.0} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
+        writeln!(f, "{} tokens", s.trained_tokens)?;
+        for (status, n) in &s.not_trained {
+            writeln!(f, "          {n} rollouts {status}")?;
+        }
+        writeln!(f, "reward    {:.3} in the first tenth of the steps, {:.3} in the last", s.reward_first, s.reward_last)?;
+        if let (Some(before), Some(after)) = (&s.before, &s.after) {
+            let columns = [
+                ("sampled before", &before.sampled),
+                ("after", &after.sampled),
+                ("greedy before", &before.greedy),
+                ("after", &after.greedy),
+            ];
+            writeln!(f, "{}", eval::table(&columns))?;
+        }
+        writeln!(f, "lag       mean {:.2}, max {}, bound {} steps", s.lag_mean, s.lag_max, s.lag_bound)?;
+        writeln!(f, "ESS       mean {:.3}, least {:.3}", s.ess_mean, s.ess_min)?;
+        write!(f, "speed     generated {:.0}, trained {:.0} tokens/s; ", rate(s.generated_tokens), rate(s.trained_tokens))?;
+        let (forced, any) = (100.0 * s.waited_forced, 100.0 * s.waited_any);
+        writeln!(f, "the learner waited {any:.1} % for rollouts, {forced:.1} % for forced ones")?;
+        if let (Some(learner), Some(generators)) = (s.learner_outside, s.generators_outside) {
+            let (learner, generators) = (100.0 * learner, 100.0 * generators);
+            write!(f, "overhead  {learner:.1} % of the learner's and {generators:.1} % of the generators' ")?;
+            writeln!(f, "time went outside libtorch")?;
+        }
+        let run = s.run.display();
+        write!(f, "next      tidegate analyze {run}    or    tidegate replay {run}")
+    }
+}
