@@ -1,4 +1,32 @@
 //! The torch engine: the only folder that names tch.
+//!
+//! * [`config`] what a model is, [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
+//! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
+//! * [`generator`] samples, over [`cache`];
+//! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, [`tally`] turns what it says into
+//!   coefficients and metrics, [`gradient`] holds what they back-propagate to, [`optimizer`] is AdamW;
+//! * [`device`] and `ffi` where it all runs.
 
+pub mod cache;
+pub mod checkpoint;
+pub mod config;
+pub mod gradient;
+pub mod layout;
+pub mod learner;
+pub mod micro_batch;
+pub mod model;
 pub mod optimizer;
 pub mod pack;
+pub mod tally;
+
+use crate::error::Error;
+use tch::TchError;
+
+/// libtorch's own words, without the C++ backtrace that follows them.
+impl From<TchError> for Error {
+    fn from(error: TchError) -> Self {
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        Error::engine("libtorch", line.trim_start_matches("Internal torch error: "))
+    }
+}
