@@ -18,6 +18,7 @@ pub mod model;
 pub mod optimizer;
 pub mod pack;
 pub mod tally;
+pub mod weights;
 
 use crate::error::Error;
 use tch::TchError;
