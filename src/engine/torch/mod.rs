@@ -8,8 +8,12 @@
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
+pub mod device;
+mod ffi;
 pub mod layout;
 pub mod model;
+pub mod staged;
+pub mod weights;
 
 use crate::error::Error;
 use tch::TchError;
