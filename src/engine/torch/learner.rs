@@ -12,7 +12,7 @@ use crate::engine::torch::model::Model;
 use crate::engine::torch::optimizer::{AdamW, clip};
 use crate::engine::torch::pack::{Plan, plan};
 use crate::engine::torch::tally::Tally;
-use crate::engine::torch::weights::Snapshot;
+use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::token_weights;
 use std::fmt::Display;
@@ -34,8 +34,6 @@ pub struct TorchLearner {
     gradient: Gradient,
     optimizer: AdamW,
     open: Option<Open>,
-    /// The copy that the last step's hashes were taken of, until it is asked for.
-    fresh: Option<Snapshot>,
 }
 
 /// A step that has begun.
@@ -82,21 +80,8 @@ impl TorchLearner {
         let (gradient, leaves) = Gradient::with_leaves(&layout, &flat)?;
         let model = Model::new(&config, &layout, leaves)?;
         let optimizer = AdamW::new(&flat, &learning)?;
-        let (open, fresh) = (None, None);
-        Ok(TorchLearner {
-            config,
-            layout,
-            learning,
-            temperature,
-            steps,
-            version,
-            flat,
-            model,
-            gradient,
-            optimizer,
-            open,
-            fresh,
-        })
+        let open = None;
+        Ok(TorchLearner { config, layout, learning, temperature, steps, version, flat, model, gradient, optimizer, open })
     }
 
     /// The newest weights, `[layout.total]` f32 on the learner's device. The next step changes them in place.
@@ -210,9 +195,7 @@ impl TorchLearner {
             self.optimizer.step(&self.flat, self.gradient.flat(), metrics.lr)?;
         }
         self.version = step;
-        let snapshot = Snapshot::copy_of(&self.flat)?;
-        metrics.weights = snapshot.hashes(&self.layout)?;
-        self.fresh = Some(snapshot);
+        metrics.weights = hashes(&self.flat, &self.layout)?;
         batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
         Ok(Trained { batch, metrics })
     }
@@ -245,7 +228,7 @@ impl Learner for TorchLearner {
     }
 
     fn weights(&mut self) -> Result<Snapshot, Fault> {
-        self.fresh.take().map_or_else(|| Snapshot::copy_of(&self.flat), Ok).map_err(fault)
+        Snapshot::copy_of(&self.flat).map_err(fault)
     }
 }
 

@@ -10,6 +10,8 @@
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
+pub mod device;
+mod ffi;
 pub mod gradient;
 pub mod layout;
 pub mod learner;
@@ -17,6 +19,7 @@ pub mod micro_batch;
 pub mod model;
 pub mod optimizer;
 pub mod pack;
+pub mod staged;
 pub mod tally;
 pub mod weights;
 
