@@ -32,6 +32,13 @@ impl Default for Loss {
     }
 }
 
+impl Loss {
+    /// Whether it reads `logp_behavior` and the advantage, which a demonstration does not have.
+    pub fn reads_behavior(self) -> bool {
+        !matches!(self, Loss::Supervised)
+    }
+}
+
 /// The detached numbers of one sequence, each `[T]`; log-probabilities in nats, at the sampling temperature.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
@@ -85,7 +92,7 @@ pub struct Term {
 pub fn policy_loss(loss: Loss, tokens: Tokens<'_>, out: &mut Vec<Term>) {
     let Tokens { logp_current, logp_behavior, advantage, mask } = tokens;
     assert_eq!(logp_current.len(), mask.len(), "logp_current and mask are of the same tokens");
-    if loss != Loss::Supervised {
+    if loss.reads_behavior() {
         assert_eq!(logp_behavior.len(), mask.len(), "logp_behavior and mask are of the same tokens");
         assert_eq!(advantage.len(), mask.len(), "advantage and mask are of the same tokens");
     }

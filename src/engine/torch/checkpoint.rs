@@ -1,9 +1,233 @@
 //! Model folders: Hugging Face's layout of `config.json`, safetensors and tokenizer files.
+//!
+//! A folder written here loads in transformers, and a folder written there loads here. The value head has a file of its own,
+//! since other programs' models have none.
 
 use crate::engine::sampler::uniform;
-use crate::engine::torch::layout::{Entry, Layout};
-use crate::error::Result;
-use tch::Tensor;
+use crate::engine::torch::config::Config;
+use crate::engine::torch::layout::{Entry, Layout, ValueHead};
+use crate::engine::torch::staged::Staged;
+use crate::engine::torch::weights::{hashes, little_endian_bytes};
+use crate::error::{Error, Result};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize_to_file};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tch::{Device, Kind, Tensor};
+
+const CONFIG: &str = "config.json";
+const MODEL: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const VALUE_HEAD: &str = "value_head.safetensors";
+
+/// What belongs to the tokenizer, or says how to generate, and goes along unchanged.
+const ALONGSIDE: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+/// A model as it was in its folder.
+pub struct Loaded {
+    pub config: Config,
+    pub layout: Layout,
+    /// `[layout.total]`, f32, on the CPU.
+    pub flat: Tensor,
+    /// BLAKE3 (16 hexadecimal digits) over the configuration and every tensor's hash.
+    pub model_hash: String,
+}
+
+/// Reads a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names, of bf16, f16 or f32.
+/// A value head that is asked for and not in the folder starts at zero.
+///
+/// # Errors
+/// Whatever [`Config::load`] refuses; a file or a tensor that is missing, has another shape or type, is not of this model, or
+/// holds a number that is not finite.
+pub fn load(folder: &Path, value_head: ValueHead) -> Result<Loaded> {
+    let config = Config::load(folder)?;
+    let layout = Layout::of(&config, value_head);
+    let flat = Tensor::f_zeros([layout.total], (Kind::Float, Device::Cpu))?;
+    let wanted = |entry: &&Entry| !entry.is_value_head();
+    let mut missing: BTreeMap<&str, &Entry> = layout.entries.iter().filter(wanted).map(|e| (e.name.as_str(), e)).collect();
+    for path in weight_files(folder)? {
+        read_into(&path, &mut missing, &flat, &config)?;
+    }
+    if let Some(name) = missing.keys().next() {
+        return Err(Error::file(
+            folder,
+            format!("tensor {name} is missing ({} of {})", missing.len(), layout.entries.len()),
+        ));
+    }
+    let path = folder.join(VALUE_HEAD);
+    if value_head == ValueHead::Present && path.exists() {
+        let mut missing = layout.entries.iter().filter(|e| e.is_value_head()).map(|e| (e.name.as_str(), e)).collect();
+        read_into(&path, &mut missing, &flat, &config)?;
+        if let Some(name) = missing.keys().next() {
+            return Err(Error::file(path, format!("tensor {name} is missing")));
+        }
+    }
+    let model_hash = model_hash(&config, &hashes(&flat, &layout)?);
+    Ok(Loaded { config, layout, flat, model_hash })
+}
+
+/// One hash for a configuration and its tensors' hashes.
+fn model_hash(config: &Config, tensors: &[(String, String)]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(config.to_json().to_string().as_bytes());
+    for (name, hash) in tensors {
+        hasher.update(format!("\n{name} {hash}").as_bytes());
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// The files that hold a folder's weights.
+fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let index = folder.join(INDEX);
+    if !index.exists() {
+        let path = folder.join(MODEL);
+        return if path.exists() {
+            Ok(vec![path])
+        } else {
+            Err(Error::file(folder, format!("neither {MODEL} nor {INDEX}")))
+        };
+    }
+    let text = fs::read_to_string(&index).map_err(|e| Error::file(&index, e))?;
+    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::file(&index, e))?;
+    let map = json.get("weight_map").and_then(|map| map.as_object());
+    let map = map.ok_or_else(|| Error::file(&index, "weight_map must be an object of tensor and file names"))?;
+    let mut shards = BTreeSet::new();
+    for (tensor, shard) in map {
+        let name = shard.as_str().filter(|name| Path::new(name).components().count() == 1);
+        let name = name.ok_or_else(|| Error::file(&index, format!("weight_map.{tensor} = {shard}: not a file's name")))?;
+        let path = folder.join(name);
+        if !path.exists() {
+            return Err(Error::file(&index, format!("shard {name}, which has {tensor}, is not in the folder")));
+        }
+        shards.insert(path);
+    }
+    Ok(shards.into_iter().collect())
+}
+
+/// Copies the tensors of one file into their places and takes them off `missing`.
+fn read_into(path: &Path, missing: &mut BTreeMap<&str, &Entry>, flat: &Tensor, config: &Config) -> Result<()> {
+    let bytes = fs::read(path).map_err(|e| Error::file(path, e))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(path, format!("not safetensors: {e}")))?;
+    for (name, stored) in file.tensors() {
+        let Some(entry) = missing.remove(name.as_str()) else {
+            // Tables that old checkpoints keep, and a tied head stored all the same.
+            if name.ends_with(".rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight") {
+                continue;
+            }
+            return Err(Error::file(path, format!("tensor {name} is not of this model, or is there twice")));
+        };
+        let refuse = |why: String| Error::file(path, format!("tensor {name}: {why}"));
+        let shape: Vec<i64> = stored.shape().iter().map(|&n| n as i64).collect();
+        if shape != entry.shape {
+            return Err(refuse(format!("shape {shape:?} where the configuration gives {:?}", entry.shape)));
+        }
+        let tensor = to_tensor(&stored, &shape)
+            .ok_or_else(|| refuse(format!("type {:?}, not BF16, F16 or F32", stored.dtype())))??;
+        let mut place = flat.f_narrow(0, entry.offset, entry.len)?.f_view(shape.as_slice())?;
+        place.f_copy_(&tensor)?;
+        let bad = place.f_isfinite()?.f_logical_not()?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+        if bad != 0 {
+            return Err(refuse(format!("{bad} of {} numbers are NaN or infinite", entry.len)));
+        }
+    }
+    Ok(())
+}
+
+/// None for a type that weights do not have.
+fn to_tensor(stored: &TensorView, shape: &[i64]) -> Option<Result<Tensor>> {
+    let kind = match stored.dtype() {
+        Dtype::BF16 => Kind::BFloat16,
+        Dtype::F16 => Kind::Half,
+        Dtype::F32 => Kind::Float,
+        _ => return None,
+    };
+    Some(Tensor::f_from_data_size(stored.data(), shape, kind).map_err(Error::from))
+}
+
+/// Writes a model folder that appears whole or not at all; one that is there is replaced. Tokenizer files come from
+/// `copy_from`.
+///
+/// # Errors
+/// A disk that refuses.
+pub fn save(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy_from: Option<&Path>) -> Result<()> {
+    let staged = Staged::new(folder)?;
+    write(staged.path(), config, layout, flat, copy_from)?;
+    staged.seal()
+}
+
+/// Writes a model's files into a folder that exists (see [`Staged`]).
+///
+/// # Errors
+/// A disk that refuses.
+pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy_from: Option<&Path>) -> Result<()> {
+    let text = format!("{:#}\n", config.to_json());
+    let path = folder.join(CONFIG);
+    fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
+    let flat = flat.f_detach()?.f_to_device(Device::Cpu)?;
+    let (value_head, model): (Vec<_>, Vec<_>) =
+        layout.entries.iter().zip(layout.views(&flat)?).map(Stored::of).partition(|stored| stored.value_head);
+    for (name, tensors) in [(MODEL, model), (VALUE_HEAD, value_head)] {
+        if tensors.is_empty() {
+            continue;
+        }
+        let path = folder.join(name);
+        // Transformers refuses a file that does not say whose conventions it follows.
+        let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
+        let named = tensors.into_iter().map(|stored| (stored.name.clone(), stored));
+        serialize_to_file(named, Some(metadata), &path).map_err(|e| Error::file(&path, e))?;
+    }
+    for name in ALONGSIDE {
+        let Some(from) = copy_from.map(|folder| folder.join(name)).filter(|path| path.exists()) else { continue };
+        fs::copy(&from, folder.join(name)).map_err(|e| Error::file(&from, e))?;
+    }
+    Ok(())
+}
+
+/// A tensor on its way into a file.
+struct Stored {
+    name: String,
+    value_head: bool,
+    shape: Vec<usize>,
+    tensor: Tensor,
+}
+
+impl Stored {
+    fn of((entry, tensor): (&Entry, Tensor)) -> Stored {
+        let shape = entry.shape.iter().map(|&n| n as usize).collect();
+        Stored { name: entry.name.clone(), value_head: entry.is_value_head(), shape, tensor }
+    }
+}
+
+impl View for Stored {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut bytes = Vec::new();
+        little_endian_bytes(&self.tensor, &mut bytes).expect("an f32 tensor on the CPU can be copied");
+        Cow::Owned(bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.tensor.numel() * size_of::<f32>()
+    }
+}
 
 /// Random weights for a new model, `[layout.total]` f32 on the CPU: normal with deviation 0.02, norms 1, biases and the value
 /// head 0. A function of the seed and the layout alone.
@@ -40,6 +264,9 @@ fn fill(entry: &Entry, number: u64, seed: u64, numbers: &mut [f32]) {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::engine::torch::config::{Family, tests::tiny};
+    use crate::engine::torch::model::Model;
+    use serde_json::{Value, json};
 
     /// Weights whose logits lie a few nats apart, with norms, biases and value head that matter too: under [`init`] every token
     /// is about as likely, and a test would see little.
@@ -56,5 +283,184 @@ pub(crate) mod tests {
             }
         }
         flat
+    }
+
+    fn numbers(flat: &Tensor) -> Vec<f32> {
+        Vec::<f32>::try_from(flat).unwrap()
+    }
+
+    #[test]
+    fn init_is_normal_and_repeats() {
+        let layout = Layout::of(&tiny(Family::Qwen2), ValueHead::Present);
+        let flat = init(&layout, 5).unwrap();
+        assert_eq!(numbers(&flat), numbers(&init(&layout, 5).unwrap()));
+        assert_ne!(numbers(&flat), numbers(&init(&layout, 6).unwrap()));
+        let view = |name: &str| {
+            let at = layout.entries.iter().position(|entry| entry.name == name).unwrap();
+            layout.views(&flat).unwrap().swap_remove(at)
+        };
+        let embedding = view("model.embed_tokens.weight");
+        let (mean, deviation) = (embedding.mean(Kind::Float).double_value(&[]), embedding.std(true).double_value(&[]));
+        // 1600 draws: three deviations of each estimate.
+        assert!(mean.abs() < 3.0 * 0.02 / 40.0 && (deviation - 0.02).abs() < 3.0 * 0.02 / 56.6, "{mean} {deviation}");
+        assert_ne!(view("model.layers.0.self_attn.k_proj.weight"), view("model.layers.0.self_attn.v_proj.weight"));
+        assert_eq!(view("model.norm.weight").min().double_value(&[]), 1.0);
+        assert_eq!(view("value_head.weight").abs().max().double_value(&[]), 0.0);
+        assert_eq!(view("model.layers.0.self_attn.q_proj.bias").abs().max().double_value(&[]), 0.0);
+    }
+
+    #[test]
+    fn what_is_saved_loads_the_same() {
+        let base = tempfile::tempdir().unwrap();
+        for family in [Family::Llama, Family::Qwen2] {
+            let (config, folder, other) = (tiny(family), base.path().join("m"), base.path().join("n"));
+            let layout = Layout::of(&config, ValueHead::Present);
+            let flat = spread(&layout, 3);
+            save(&folder, &config, &layout, &flat, None).unwrap();
+            fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+            let loaded = load(&folder, ValueHead::Present).unwrap();
+            assert_eq!((&loaded.config, &loaded.layout), (&config, &layout));
+            assert_eq!(numbers(&loaded.flat), numbers(&flat));
+            // Over a folder that is there, with the tokenizer's files; nothing else stays behind.
+            save(&other, &config, &layout, &init(&layout, 1).unwrap(), None).unwrap();
+            save(&other, &config, &layout, &loaded.flat, Some(&folder)).unwrap();
+            assert!(other.join("tokenizer.json").exists());
+            assert_eq!(load(&other, ValueHead::Present).unwrap().model_hash, loaded.model_hash);
+            assert_eq!(fs::read_dir(base.path()).unwrap().count(), 2);
+            // Without the critic the model is another one, of the same tensors.
+            let plain = load(&other, ValueHead::None).unwrap();
+            assert_eq!(plain.layout.entries.len() + 2, layout.entries.len());
+            assert_ne!(plain.model_hash, loaded.model_hash);
+            fs::remove_file(other.join(VALUE_HEAD)).unwrap();
+            let fresh = load(&other, ValueHead::Present).unwrap();
+            let head = fresh.layout.views(&fresh.flat).unwrap().pop().unwrap();
+            assert_eq!(head.double_value(&[0]), 0.0);
+        }
+    }
+
+    /// Splits a folder's one file in two shards and an index.
+    fn shard(folder: &Path) {
+        let bytes = fs::read(folder.join(MODEL)).unwrap();
+        let all = SafeTensors::deserialize(&bytes).unwrap();
+        let mut map = json!({});
+        for (number, name) in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"].iter().enumerate() {
+            let part: Vec<_> =
+                all.tensors().into_iter().enumerate().filter(|(i, _)| i % 2 == number).map(|(_, t)| t).collect();
+            part.iter().for_each(|(tensor, _)| map[tensor] = json!(name));
+            serialize_to_file(part, None, &folder.join(name)).unwrap();
+        }
+        fs::write(folder.join(INDEX), json!({ "weight_map": map }).to_string()).unwrap();
+        fs::remove_file(folder.join(MODEL)).unwrap();
+    }
+
+    fn error_of(folder: &Path) -> String {
+        let Err(error) = load(folder, ValueHead::None) else { panic!("{} loaded", folder.display()) };
+        error.to_string()
+    }
+
+    #[test]
+    fn shards_are_one_model_and_a_missing_one_is_named() {
+        let base = tempfile::tempdir().unwrap();
+        let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
+        let layout = Layout::of(&config, ValueHead::None);
+        let flat = spread(&layout, 3);
+        save(&folder, &config, &layout, &flat, None).unwrap();
+        shard(&folder);
+        assert_eq!(numbers(&load(&folder, ValueHead::None).unwrap().flat), numbers(&flat));
+        fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
+        let message = error_of(&folder);
+        assert!(message.contains("index.json: shard model-00002-of-00002.safetensors, which has "), "{message}");
+    }
+
+    /// Rewrites a folder's weights, each tensor as (name, type, shape, bytes) or dropped.
+    fn rewrite(folder: &Path, change: impl Fn(&str, &mut Dtype, &mut Vec<usize>, &mut Vec<u8>) -> Option<String>) {
+        let bytes = fs::read(folder.join(MODEL)).unwrap();
+        let mut tensors = Vec::new();
+        for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+            let (mut dtype, mut shape, mut data) = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+            if let Some(name) = change(&name, &mut dtype, &mut shape, &mut data) {
+                tensors.push((name, dtype, shape, data));
+            }
+        }
+        let views = tensors.iter().map(|(n, t, s, d)| (n.clone(), TensorView::new(*t, s.clone(), d).unwrap()));
+        serialize_to_file(views, None, &folder.join(MODEL)).unwrap();
+    }
+
+    #[test]
+    fn each_broken_folder_is_named() {
+        const NORM: &str = "model.norm.weight";
+        type Change = fn(&str, &mut Dtype, &mut Vec<usize>, &mut Vec<u8>) -> Option<String>;
+        let cases: [(Change, &str); 5] = [
+            (|n, _, _, _| (n != NORM).then(|| n.to_owned()), "m: tensor model.norm.weight is missing (1 of 21)"),
+            (
+                |n, _, shape, _| {
+                    if n == NORM {
+                        *shape = vec![4, 8];
+                    }
+                    Some(n.to_owned())
+                },
+                "model.safetensors: tensor model.norm.weight: shape [4, 8] where the configuration gives [32]",
+            ),
+            (
+                |n, dtype, _, _| {
+                    if n == NORM {
+                        *dtype = Dtype::I32;
+                    }
+                    Some(n.to_owned())
+                },
+                "model.safetensors: tensor model.norm.weight: type I32, not BF16, F16 or F32",
+            ),
+            (
+                |n, _, _, data| {
+                    if n == NORM {
+                        data[4..8].copy_from_slice(&f32::NAN.to_le_bytes());
+                    }
+                    Some(n.to_owned())
+                },
+                "model.safetensors: tensor model.norm.weight: 1 of 32 numbers are NaN or infinite",
+            ),
+            (
+                |n, _, _, _| {
+                    Some(if n == NORM { "model.layers.0.self_attn.q_norm.weight".to_owned() } else { n.to_owned() })
+                },
+                "model.safetensors: tensor model.layers.0.self_attn.q_norm.weight is not of this model, or is there twice",
+            ),
+        ];
+        let base = tempfile::tempdir().unwrap();
+        let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
+        let layout = Layout::of(&config, ValueHead::None);
+        for (change, right) in cases {
+            save(&folder, &config, &layout, &init(&layout, 3).unwrap(), None).unwrap();
+            rewrite(&folder, change);
+            let message = error_of(&folder);
+            assert!(message.ends_with(right), "{message}");
+        }
+        fs::write(folder.join(MODEL), b"12345678 not it").unwrap();
+        assert!(error_of(&folder).contains("model.safetensors: not safetensors: "));
+        fs::remove_file(folder.join(MODEL)).unwrap();
+        assert!(error_of(&folder).ends_with("m: neither model.safetensors nor model.safetensors.index.json"));
+        assert!(error_of(base.path()).contains("config.json: "));
+    }
+
+    /// Made by `tests/peers/make_logits.py` with transformers.
+    #[test]
+    fn logits_are_those_of_transformers() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/golden/logits");
+        for (family, vocab) in [("llama", 48), ("qwen2", 40)] {
+            let folder = golden.join(family);
+            let Loaded { config, layout, flat, .. } = load(&folder, ValueHead::None).unwrap();
+            let model = Model::new(&config, &layout, layout.views(&flat).unwrap()).unwrap();
+            let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(folder.join("logits.json")).unwrap()).unwrap();
+            assert_eq!(rows.len(), 3);
+            for row in rows {
+                let tokens: Vec<i64> = serde_json::from_value(row["tokens"].clone()).unwrap();
+                let right: Vec<Vec<f32>> = serde_json::from_value(row["logits"].clone()).unwrap();
+                let hidden = model.hidden(&Tensor::from_slice(&tokens).unsqueeze(0)).unwrap();
+                let ours = model.logits(&hidden).unwrap().squeeze_dim(0);
+                let right = Tensor::from_slice2(&right);
+                assert_eq!(right.size(), [tokens.len() as i64, vocab]);
+                assert!((ours - right).abs().max().double_value(&[]) < 1e-4);
+            }
+        }
     }
 }

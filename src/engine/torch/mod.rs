@@ -1,17 +1,29 @@
 //! The torch engine: the only folder that names tch.
 //!
 //! * [`config`] what a model is, [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
+//! * [`policy`] all of a model in one hand: what jobs hold;
 //! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
 //! * [`generator`] samples, over [`cache`];
+//! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, [`tally`] turns what it says into
+//!   coefficients and metrics, [`gradient`] holds what they back-propagate to, [`optimizer`] is AdamW;
 //! * [`device`] and `ffi` where it all runs.
 
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
+pub mod device;
+mod ffi;
+pub mod gradient;
 pub mod layout;
+pub mod learner;
+pub mod micro_batch;
 pub mod model;
 pub mod optimizer;
 pub mod pack;
+pub mod policy;
+pub mod staged;
+pub mod tally;
+pub mod weights;
 
 use crate::error::Error;
 use tch::TchError;

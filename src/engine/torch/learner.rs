@@ -1,0 +1,244 @@
+//! The learner: a batch of rollouts becomes one update of the weights, a micro-batch at a time.
+//!
+//! It knows no loss by name: of each token it asks the kernel for coefficients, and back-propagates
+//! `sum(coefficient * output)` over log-probability, entropy and value.
+
+use crate::engine::spec::Learning;
+use crate::engine::torch::config::Config;
+use crate::engine::torch::gradient::Gradient;
+use crate::engine::torch::layout::{Layout, ValueHead};
+use crate::engine::torch::micro_batch::{Entropy, MicroBatch, input_length, to_host};
+use crate::engine::torch::model::Model;
+use crate::engine::torch::optimizer::{AdamW, clip};
+use crate::engine::torch::pack::{Plan, plan};
+use crate::engine::torch::tally::Tally;
+use crate::engine::torch::weights::{Snapshot, hashes};
+use crate::error::{Error, Result};
+use crate::kernel::aggregation::token_weights;
+use std::fmt::Display;
+use tch::{Device, Kind, Tensor};
+use tidegate_operators::fault::Fault;
+use tidegate_operators::record::{Metrics, Rollout, Status, Step, Version};
+use tidegate_operators::train::{Learner, Trained};
+
+/// The training half of the torch engine: weights in one flat buffer that AdamW updates in place.
+pub struct TorchLearner {
+    config: Config,
+    layout: Layout,
+    learning: Learning,
+    temperature: f64,
+    steps: Step,
+    version: Version,
+    flat: Tensor,
+    model: Model,
+    gradient: Gradient,
+    optimizer: AdamW,
+    open: Option<Open>,
+}
+
+/// A step that has begun.
+struct Open {
+    step: Step,
+    batch: Vec<Rollout>,
+    /// What each rollout's tokens weigh in the loss: 0 for those without a gradient.
+    weights: Vec<f32>,
+    plan: Plan,
+    /// Micro-batches done.
+    done: usize,
+    tally: Tally,
+}
+
+impl TorchLearner {
+    /// A learner of `config`'s model with the weights `flat` (`[layout.total]`, f32; moved to `device`), which have had
+    /// `version` of `steps` updates. `temperature` is the one that the rollouts were sampled at.
+    ///
+    /// # Errors
+    /// A temperature not above 0, a critic's coefficient for a model without one, weights that are not the layout's, or a device without
+    /// the room.
+    #[expect(clippy::too_many_arguments, reason = "each is one fact of the run, and it is called in one place")]
+    pub fn new(
+        config: Config,
+        layout: Layout,
+        flat: Tensor,
+        device: Device,
+        learning: Learning,
+        temperature: f64,
+        steps: Step,
+        version: Version,
+    ) -> Result<Self> {
+        if !(temperature > 0.0 && temperature.is_finite()) {
+            return Err(Error::config("generate.temperature", temperature, "training needs a number above 0"));
+        }
+        if learning.value_coef != 0.0 && layout.value_head() == ValueHead::None {
+            return Err(Error::config("learn.value_coef", learning.value_coef, "the model has no value head: 0 is right"));
+        }
+        if flat.size() != [layout.total] || flat.kind() != Kind::Float {
+            let found = format!("{:?} of {:?}, expected [{}] of Float", flat.size(), flat.kind(), layout.total);
+            return Err(Error::engine("learner's weights", found));
+        }
+        let flat = flat.f_to_device(device)?;
+        let (gradient, leaves) = Gradient::with_leaves(&layout, &flat)?;
+        let model = Model::new(&config, &layout, leaves)?;
+        let optimizer = AdamW::new(&flat, &learning)?;
+        let open = None;
+        Ok(TorchLearner { config, layout, learning, temperature, steps, version, flat, model, gradient, optimizer, open })
+    }
+
+    /// The newest weights, `[layout.total]` f32 on the learner's device. The next step changes them in place.
+    pub fn flat(&self) -> &Tensor {
+        &self.flat
+    }
+
+    /// Where each tensor lies in [`flat`](TorchLearner::flat).
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The optimizer, whose state a checkpoint holds.
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
+    }
+
+    /// For going on from a checkpoint.
+    pub fn optimizer_mut(&mut self) -> &mut AdamW {
+        &mut self.optimizer
+    }
+
+    /// How many updates the weights have had.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Refuses a rollout that would break a step or, worse, not be seen to.
+    fn check(&self, rollout: &Rollout) -> Result<(), Fault> {
+        let n = rollout.tokens.len();
+        // A demonstration has none of what only a sampled token has.
+        let demonstration = !self.learning.loss.reads_behavior();
+        for (name, length, may_be_empty) in [
+            ("mask", rollout.mask.len(), false),
+            ("logp_behavior", rollout.logp_behavior.len(), demonstration),
+            ("advantage", rollout.advantage.len(), demonstration),
+        ] {
+            if length != n && !(may_be_empty && length == 0) {
+                return Err(refusal(rollout, format!("{n} tokens but {length} of {name}")));
+            }
+        }
+        if rollout.group.prompt.tokens.is_empty() {
+            return Err(refusal(rollout, "an empty prompt predicts nothing"));
+        }
+        let (length, most) = (input_length(rollout) as i64, self.config.max_position_embeddings);
+        if length > most {
+            return Err(refusal(rollout, format!("{length} tokens, the model's longest is {most}")));
+        }
+        let ids = rollout.group.prompt.tokens.iter().chain(&rollout.tokens);
+        if let Some(id) = ids.copied().find(|&id| i64::from(id) >= self.config.vocab_size) {
+            return Err(refusal(rollout, format!("id {id}, the vocabulary has {}", self.config.vocab_size)));
+        }
+        for (name, numbers) in [("logp_behavior", &rollout.logp_behavior), ("advantage", &rollout.advantage)] {
+            let broken = numbers.iter().zip(&rollout.mask).position(|(x, &chosen)| chosen && !x.is_finite());
+            if let Some(t) = broken {
+                return Err(refusal(rollout, format!("{name} of token {t} is {}", numbers[t])));
+            }
+        }
+        if self.learning.value_coef != 0.0 && !rollout.reward.is_some_and(f32::is_finite) {
+            return Err(refusal(rollout, format!("reward {:?}: the critic needs a number", rollout.reward)));
+        }
+        Ok(())
+    }
+
+    /// Plans the step: weights over the whole batch, then micro-batches of what has a gradient.
+    fn opened(&self, step: Step, batch: Vec<Rollout>) -> Result<Open, Fault> {
+        let masks: Vec<&[bool]> = batch.iter().map(|r| if r.trainable() { r.mask.as_slice() } else { &[] }).collect();
+        let weights = token_weights(self.learning.aggregation, &masks);
+        let trained: Vec<usize> = (0..batch.len()).filter(|&i| masks[i].contains(&true)).collect();
+        trained.iter().try_for_each(|&i| self.check(&batch[i]))?;
+        let lengths: Vec<usize> = trained.iter().map(|&i| input_length(&batch[i])).collect();
+        let mut plan = plan(&lengths, self.learning.micro_batch_tokens);
+        plan.micro_batches.iter_mut().flatten().for_each(|i| *i = trained[*i]);
+        Ok(Open { step, batch, weights, plan, done: 0, tally: Tally::default() })
+    }
+
+    /// Adds one micro-batch to the gradient.
+    fn micro_batch(&self, open: &mut Open) -> Result<()> {
+        let members = &open.plan.micro_batches[open.done];
+        let rollouts: Vec<&Rollout> = members.iter().map(|&i| &open.batch[i]).collect();
+        let entropy = if self.learning.entropy_coef == 0.0 { Entropy::Measured } else { Entropy::Trained };
+        let device = self.flat.device();
+        let outputs = MicroBatch::new(&rollouts, device)?.outputs(&self.model, self.temperature, entropy)?;
+        let said = to_host(&outputs)?;
+        let mut coefficients = Vec::with_capacity(said.len());
+        for &i in members {
+            let rollout = &mut open.batch[i];
+            let of_rollout = &said[coefficients.len()..][..rollout.tokens.len()];
+            open.tally.add(&self.learning, rollout, open.weights[i], of_rollout, &mut coefficients);
+        }
+        open.done += 1;
+        // Nothing to learn from: a group whose advantages are all 0.
+        if coefficients.as_flattened().iter().all(|&c| c == 0.0) {
+            return Ok(());
+        }
+        let coefficients = Tensor::f_from_slice(coefficients.as_flattened())?.f_view([-1, 3])?.f_to_device(device)?;
+        Ok(outputs.f_mul(&coefficients)?.f_sum(Kind::Float)?.f_backward()?)
+    }
+
+    /// Clips, updates, measures.
+    fn update(&mut self, open: Open) -> Result<Trained> {
+        let Open { step, mut batch, plan, tally, .. } = open;
+        let mut metrics = Metrics { step, slots: plan.slots, ..tally.metrics(&self.learning) };
+        metrics.lr = self.learning.lr_at(step, self.steps);
+        metrics.skipped = plan.micro_batches.is_empty();
+        if !metrics.skipped {
+            metrics.grad_norm = clip(self.gradient.flat(), self.learning.grad_clip)?;
+            if !metrics.grad_norm.is_finite() {
+                return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
+            }
+            self.optimizer.step(&self.flat, self.gradient.flat(), metrics.lr)?;
+        }
+        self.version = step;
+        metrics.weights = hashes(&self.flat, &self.layout)?;
+        batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
+        Ok(Trained { batch, metrics })
+    }
+}
+
+impl Learner for TorchLearner {
+    type Weights = Snapshot;
+
+    /// As the port says. Tokens that are masked have no gradient and count in no mean; a rollout without any other is not
+    /// computed (its `logp_current` stays empty), and a batch of them leaves the weights as they are, at the next version.
+    fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
+        if self.open.is_some() || step != self.version + 1 {
+            let state = if self.open.is_some() { "in the middle of a step" } else { "between steps" };
+            return Err(fault(format!("step {step} cannot begin at version {}, {state}", self.version)));
+        }
+        let open = self.opened(step, batch)?;
+        self.gradient.clear().map_err(fault)?;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    fn work(&mut self) -> Result<Option<Trained>, Fault> {
+        let Some(mut open) = self.open.take() else { return Err(fault("no step has begun")) };
+        if open.done == open.plan.micro_batches.len() {
+            return self.update(open).map(Some).map_err(fault);
+        }
+        self.micro_batch(&mut open).map_err(fault)?;
+        self.open = Some(open);
+        Ok(None)
+    }
+
+    fn weights(&mut self) -> Result<Snapshot, Fault> {
+        Snapshot::copy_of(&self.flat).map_err(fault)
+    }
+}
+
+fn refusal(rollout: &Rollout, reason: impl Display) -> Fault {
+    fault(format!("group {} sample {}: {reason}", rollout.group.number, rollout.sample))
+}
+
+fn fault(message: impl Display) -> Fault {
+    Fault::new("train", message)
+}
+
+#[cfg(test)]
+mod tests;

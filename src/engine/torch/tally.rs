@@ -1,0 +1,98 @@
+//! From what the model says of a rollout's tokens to what is back-propagated, and what is measured on the way.
+//!
+//! Knows nothing of tensors, and no loss by name: the kernel gives each token's loss and derivatives.
+
+use crate::engine::spec::Learning;
+use crate::engine::torch::micro_batch::Said;
+use crate::kernel::ess::Ess;
+use crate::kernel::kl;
+use crate::kernel::loss::{Term, Tokens, policy_loss, value_loss};
+use crate::kernel::mean::Mean;
+use tidegate_operators::record::{Metrics, Rollout};
+
+/// Sums over the trained tokens of a step, micro-batch after micro-batch.
+#[derive(Debug, Default)]
+pub struct Tally {
+    rollouts: u64,
+    policy_loss: f64,
+    value_loss: f64,
+    entropy_sum: f64,
+    entropy: Mean,
+    ess: Ess,
+    kl_k1: Mean,
+    kl_k3: Mean,
+    logp_gap: Mean,
+    clipped: Mean,
+    terms: Vec<Term>,
+}
+
+impl Tally {
+    /// Adds a rollout whose tokens weigh `weight` in the batch. Fills its `logp_current`, and appends to `coefficients`, for
+    /// each of its tokens, what multiplies each number of [`Said`] in the sum that is back-propagated: 0 for masked tokens.
+    /// The critic's target is the reward.
+    pub fn add(
+        &mut self,
+        learning: &Learning,
+        rollout: &mut Rollout,
+        weight: f32,
+        said: &[Said],
+        coefficients: &mut Vec<Said>,
+    ) {
+        rollout.logp_current = said.iter().map(|&[logp, ..]| logp).collect();
+        let tokens = Tokens {
+            logp_current: &rollout.logp_current,
+            logp_behavior: &rollout.logp_behavior,
+            advantage: &rollout.advantage,
+            mask: &rollout.mask,
+        };
+        policy_loss(learning.loss, tokens, &mut self.terms);
+        let (value_coef, entropy_coef) = (learning.value_coef as f32, learning.entropy_coef as f32);
+        let target = rollout.reward.filter(|_| learning.value_coef != 0.0);
+        for (t, (term, &[_, entropy, value])) in self.terms.iter().zip(said).enumerate() {
+            if !rollout.mask[t] {
+                coefficients.push([0.0; 3]);
+                continue;
+            }
+            let (loss, d_value) = target.map_or((0.0, 0.0), |target| value_loss(value, target));
+            coefficients.push([weight * term.d_logp, -weight * entropy_coef, weight * value_coef * d_value]);
+            self.policy_loss += f64::from(weight * term.loss);
+            self.value_loss += f64::from(weight * loss);
+            self.entropy_sum += f64::from(weight * entropy);
+            self.entropy.add(f64::from(entropy));
+            self.ess.add(f64::from(term.weight));
+            self.clipped.add(f64::from(u8::from(term.clipped)));
+        }
+        self.rollouts += 1;
+        self.divergence(rollout);
+    }
+
+    /// How far the current policy is from the one that sampled; a demonstration, which nothing sampled, adds nothing.
+    fn divergence(&mut self, rollout: &Rollout) {
+        let pairs = rollout.logp_behavior.iter().zip(&rollout.logp_current);
+        for ((&behavior, &current), _) in pairs.zip(&rollout.mask).filter(|&(_, &chosen)| chosen) {
+            self.kl_k1.add(f64::from(kl::k1(behavior, current)));
+            self.kl_k3.add(f64::from(kl::k3(behavior, current)));
+            self.logp_gap.add(f64::from((current - behavior).abs()));
+        }
+    }
+
+    /// The learner's metrics, but for those of the update. Means over nothing are 0, as the record's defaults are.
+    pub fn metrics(&self, learning: &Learning) -> Metrics {
+        let mean = |mean: Mean| mean.value().unwrap_or_default();
+        let parts = learning.value_coef * self.value_loss - learning.entropy_coef * self.entropy_sum;
+        Metrics {
+            rollouts: self.rollouts,
+            tokens: self.entropy.count(),
+            loss: self.policy_loss + parts,
+            policy_loss: self.policy_loss,
+            value_loss: self.value_loss,
+            entropy: mean(self.entropy),
+            ess: self.ess.value(),
+            kl_k1: mean(self.kl_k1),
+            kl_k3: mean(self.kl_k3),
+            logp_gap: mean(self.logp_gap),
+            clipped: mean(self.clipped),
+            ..Metrics::default()
+        }
+    }
+}
