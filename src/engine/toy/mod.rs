@@ -10,11 +10,12 @@
 //! It is a second engine beside [`torch`](super::torch), not a stand-in: what holds for the dataflow must hold with both.
 
 pub mod generator;
-//LEARN pub mod learner;
+pub mod learner;
 pub mod policy;
+mod tally;
 pub mod task;
 
 pub use generator::{ToyGenerator, resample};
-//LEARN pub use learner::ToyLearner;
+pub use learner::ToyLearner;
 pub use policy::ToyWeights;
 pub use task::{ToyPrompts, ToyScorer, ToyTokenizer};
