@@ -110,7 +110,8 @@ impl ToyLearner {
             let tables = [&mut self.weights.logits, &mut self.weights.values];
             for ((table, moments), gradient) in tables.into_iter().zip(&mut self.moments).zip(&gradient) {
                 // Copies the table where a snapshot still shares it.
-                rule.update(Arc::make_mut(table), moments, gradient);
+                let table: &mut Vec<f32> = Arc::make_mut(table);
+                rule.update(table, moments, gradient);
             }
         }
         metrics.weights = self.weights.hashes();

@@ -175,7 +175,10 @@ fn refusals_and_the_clip() {
         change(&mut batch[1]);
         learner(learning()).begin(1, batch).unwrap_err().message
     };
-    assert_eq!(refusal(|r| r.version[4] = 1), "rollout 1 of group 0: a token was sampled by version 1, later than the learner's 0");
+    assert_eq!(
+        refusal(|r| r.version[4] = 1),
+        "rollout 1 of group 0: a token was sampled by version 1, later than the learner's 0"
+    );
     assert_eq!(refusal(|r| r.tokens[0] = 16), "rollout 1 of group 0: id 16 is not below the vocabulary's 16");
     assert_eq!(refusal(|r| r.advantage.clear()), "rollout 1 of group 0: advantage has 0 entries for 5 tokens");
     let mut learner = learner(Learning { grad_clip: 1e-3, ..learning() });
@@ -211,17 +214,17 @@ fn metrics_by_hand() {
     assert!(m.entropy > 0.0 && m.entropy <= 16f64.ln());
 }
 
-/// Generates, rewards and trains `steps` batches of 4 groups of 4, on policy; the mean reward of each.
+/// Generates, rewards and trains `steps` batches of 4 groups of 8, on policy; the mean reward of each.
 fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
     let mut learner = learner(Learning { lr: 0.3, ..learning() });
     let mut generator = ToyGenerator::new(sampling(), 11);
-    let mut prompts = ToyPrompts::new(12, u64::MAX);
+    let mut prompts = ToyPrompts::new(3, u64::MAX);
     let (mut means, mut number) = (Vec::new(), 0);
     for step in 1..=steps {
         generator.load(step - 1, learner.weights().unwrap()).unwrap();
         for _ in 0..4 {
             let prompt = prompts.next().unwrap().unwrap();
-            generator.start(Arc::new(Group { number, size: 4, prompt, ..Group::default() })).unwrap();
+            generator.start(Arc::new(Group { number, size: 8, prompt, ..Group::default() })).unwrap();
             number += 1;
         }
         let mut batch = Vec::new();
@@ -231,7 +234,7 @@ fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
         batch.iter_mut().for_each(|r| ToyScorer.score(r).unwrap());
         for i in 0..batch.len() {
             let number = batch[i].group.number;
-            let peers = batch.iter().filter(|r| r.group.number == number).filter_map(|r| r.reward).sum::<f32>() / 4.0;
+            let peers = batch.iter().filter(|r| r.group.number == number).filter_map(|r| r.reward).sum::<f32>() / 8.0;
             batch[i].advantage = vec![batch[i].reward.unwrap() - peers; batch[i].tokens.len()];
         }
         means.push(train(&mut learner, step, batch).metrics.reward);
