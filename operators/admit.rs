@@ -1,7 +1,18 @@
 //! `admit`: turns prompts into groups, each with the last step that may train it.
+//!
+//! It runs on one worker. Neither of its inputs is connected to its outputs: it holds its own capability, at the due of the
+//! groups it would admit now ([`Admission::cap`]), so its output's frontier says which dues can still come.
 
-use crate::fault::Fault;
-use crate::record::Prompt;
+use crate::alarm::{Alarm, UNCONNECTED, Wake, output};
+use crate::fault::{Fault, Halt, guarded};
+use crate::lag::Admission;
+use crate::plan::Plan;
+use crate::record::{Group, Prompt, Step, Version, now_ns};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use timely::dataflow::StreamVec;
+use timely::dataflow::channels::pact::{Exchange, Pipeline};
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 
 /// Where prompts come from.
 pub trait Prompts {
@@ -10,4 +21,165 @@ pub trait Prompts {
     /// # Errors
     /// A prompt that cannot be read.
     fn next(&mut self) -> Result<Option<Prompt>, Fault>;
+}
+
+/// What the operators after `admit` tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Feedback {
+    /// A generator has this many rollouts less in progress.
+    Finished { generator: usize, rollouts: usize },
+    /// A group was discarded: its place in the budget is free.
+    Returned,
+}
+
+/// The end of admission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// How many groups were admitted, those of the runs before included.
+    pub admitted: u64,
+}
+
+/// Outputs of [`admit`].
+pub struct Admitted<'scope> {
+    /// At their due.
+    pub groups: StreamVec<'scope, Step, Arc<Group>>,
+    /// One record, once all groups were sent. A run that was halted has none.
+    pub end: StreamVec<'scope, Step, End>,
+    pub faults: StreamVec<'scope, Step, Fault>,
+}
+
+/// Most prompts of one activation.
+const PROMPTS: usize = 8;
+
+/// Admits prompts while the lag rule allows and a generator has room; the one with the fewest rollouts in progress gets the
+/// group. `prompts` is read on the plan's [`admitter`](Plan::admitter).
+pub fn admit<'scope, P: Prompts + 'static>(
+    versions: StreamVec<'scope, Step, Version>,
+    feedback: StreamVec<'scope, Step, Feedback>,
+    plan: &Plan,
+    prompts: Option<P>,
+    halt: &Halt,
+) -> Admitted<'scope> {
+    let scope = versions.scope();
+    let admitter = plan.admitter() as u64;
+    let mut builder = OperatorBuilder::new("admit".to_owned(), scope);
+    let (mut groups_out, groups) = output(&mut builder);
+    let (mut end_out, end) = output(&mut builder);
+    let (faults_out, faults) = output(&mut builder);
+    let mut versions = builder.new_input_connection(versions, Pipeline, UNCONNECTED);
+    let mut feedback = builder.new_input_connection(feedback, Exchange::new(move |_: &Feedback| admitter), UNCONNECTED);
+
+    let mut wake = Wake::new(scope, builder.operator_info().address);
+    let here = plan.admitter() == scope.index();
+    let plan = plan.clone();
+    let halt = halt.clone();
+    builder.build(move |mut capabilities| {
+        let mut alarm = Alarm::new(&halt, faults_out, capabilities.remove(2));
+        let missing = || Fault::new("admit", format!("worker {admitter} admits, but was given no prompts"));
+        let mut missing = (here && prompts.is_none()).then(missing);
+        let mut admit = prompts.filter(|_| here).map(|prompts| Admit::new(prompts, &plan));
+        move |_frontiers| {
+            missing.take().into_iter().for_each(|fault| alarm.raise(fault));
+            let state = &mut admit;
+            versions.for_each(|_, data| data.drain(..).for_each(|version| see(state, version)));
+            feedback.for_each(|_, data| data.drain(..).for_each(|event| hear(state, event)));
+            let mut groups = groups_out.activate();
+            for _ in 0..PROMPTS {
+                let Some(state) = admit.as_mut().filter(|_| !alarm.halted()) else { break };
+                let Some(cap) = state.admission.cap() else { break };
+                capabilities[0].downgrade(&cap);
+                match alarm.check(state.next()) {
+                    Some(Some(group)) => groups.session(&capabilities[0]).give(Arc::new(group)),
+                    Some(None) => break,
+                    None => admit = None,
+                }
+            }
+            match admit.as_ref().filter(|_| !alarm.halted()) {
+                Some(state) if state.admission.cap().is_some() => {
+                    if state.room() {
+                        wake.now()
+                    } else {
+                        wake.soon()
+                    }
+                }
+                over => {
+                    if let Some(state) = over
+                        && let Some(capability) = capabilities.get(1)
+                    {
+                        end_out.activate().session(capability).give(End { admitted: state.admission.number() });
+                    }
+                    admit = None;
+                    capabilities.clear();
+                    alarm.rest();
+                }
+            }
+        }
+    });
+    Admitted { groups, end, faults }
+}
+
+fn see<P: Prompts>(state: &mut Option<Admit<P>>, version: Version) {
+    if let Some(state) = state {
+        state.admission.see(version);
+    }
+}
+
+fn hear<P: Prompts>(state: &mut Option<Admit<P>>, event: Feedback) {
+    match (state, event) {
+        (Some(state), Feedback::Returned) => state.admission.returned(),
+        (Some(state), Feedback::Finished { generator, rollouts }) => {
+            let entry = state.generating.iter_mut().find(|(worker, _)| *worker == generator);
+            entry.into_iter().for_each(|(_, running)| *running = running.saturating_sub(rollouts));
+        }
+        (None, _) => {}
+    }
+}
+
+struct Admit<P> {
+    prompts: P,
+    admission: Admission,
+    /// Each generator's worker, and how many rollouts it has in progress or queued.
+    generating: Vec<(usize, usize)>,
+    slots: usize,
+    size: u32,
+}
+
+impl<P: Prompts> Admit<P> {
+    fn new(prompts: P, plan: &Plan) -> Self {
+        Admit {
+            prompts,
+            admission: Admission::new(plan.schedule, plan.start, plan.steps, plan.batch_groups, plan.admitted),
+            generating: plan.generators.iter().map(|worker| (*worker, 0)).collect(),
+            slots: plan.slots,
+            size: plan.group_size,
+        }
+    }
+
+    /// Whether one more group can be admitted now, if there is a prompt.
+    fn room(&self) -> bool {
+        self.admission.open() && self.generating.iter().any(|(_, running)| *running < self.slots)
+    }
+
+    /// The next group; None if there is no room now, or no prompt any more.
+    fn next(&mut self) -> Result<Option<Group>, Fault> {
+        let freest =
+            self.generating.iter_mut().min_by_key(|(_, running)| *running).filter(|(_, running)| *running < self.slots);
+        let Some((generator, running)) = freest.filter(|_| self.admission.open()) else { return Ok(None) };
+        let Some(prompt) = guarded("admit", || self.prompts.next())? else {
+            self.admission.end();
+            return Ok(None);
+        };
+        let Some(header) = self.admission.admit() else { return Ok(None) };
+        *running += self.size as usize;
+        Ok(Some(Group {
+            number: header.number,
+            due: header.due,
+            earlier: header.earlier,
+            oldest: header.oldest,
+            size: self.size,
+            generator: *generator,
+            prompt,
+            admitted_ns: now_ns(),
+        }))
+    }
 }

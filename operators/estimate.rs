@@ -1,7 +1,15 @@
-//! `estimate`: completes groups and gives every token its advantage.
+//! `estimate`: completes groups and gives every token its advantage, on the worker that sampled them.
 
-use crate::fault::Fault;
-use crate::record::{Reason, Rollout};
+use crate::alarm::{Alarm, QUANTUM, Wake, first, output, to};
+use crate::fault::{Fault, Halt, guarded};
+use crate::record::{Estimated, Reason, Rollout, Status, Step};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+use timely::dataflow::StreamVec;
+use timely::dataflow::channels::pact::Pipeline;
+use timely::dataflow::operators::Capability;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 
 /// An advantage estimator.
 pub trait Estimator {
@@ -11,4 +19,97 @@ pub trait Estimator {
     /// # Errors
     /// Only what ends the run.
     fn estimate(&mut self, rollouts: &mut [Rollout]) -> Result<Option<Reason>, Fault>;
+}
+
+/// Outputs of [`estimate`].
+pub struct Estimates<'scope> {
+    pub groups: StreamVec<'scope, Step, Estimated>,
+    pub faults: StreamVec<'scope, Step, Fault>,
+}
+
+/// Collects each group until its `size` rollouts are here and estimates it, for one quantum an activation.
+///
+/// A group of which the frontier says that no more can come is a fault, unless the run was halted: then it is let go.
+pub fn estimate<'scope, E: Estimator + 'static>(
+    rollouts: StreamVec<'scope, Step, Rollout>,
+    mut estimator: Option<E>,
+    halt: &Halt,
+) -> Estimates<'scope> {
+    let scope = rollouts.scope();
+    let worker = scope.index();
+    let mut builder = OperatorBuilder::new("estimate".to_owned(), scope);
+    let (mut groups_out, groups) = output(&mut builder);
+    let (faults_out, faults) = output(&mut builder);
+    let mut rollouts = builder.new_input_connection(rollouts, Pipeline, to(0));
+
+    let wake = Wake::new(scope, builder.operator_info().address);
+    let halt = halt.clone();
+    builder.build(move |mut capabilities| {
+        let mut alarm = Alarm::new(&halt, faults_out, capabilities.remove(1));
+        capabilities.clear();
+        let mut partial: BTreeMap<(Step, u64), (Capability<Step>, Vec<Rollout>)> = BTreeMap::new();
+        let mut complete: VecDeque<(Capability<Step>, Vec<Rollout>)> = VecDeque::new();
+        let mut broken = false;
+        move |frontiers| {
+            rollouts.for_each(|capability, data| {
+                let Some(capability) = capability.retain_least(0) else { return };
+                for rollout in data.drain(..) {
+                    let (key, size) = ((*capability.time(), rollout.group.number), rollout.group.size as usize);
+                    let (_, group) = partial.entry(key).or_insert_with(|| (capability.clone(), Vec::with_capacity(size)));
+                    group.push(rollout);
+                    if group.len() == size {
+                        complete.extend(partial.remove(&key));
+                    }
+                }
+            });
+            let passed = |due: Step| first(&frontiers[0]).is_none_or(|frontier| frontier > due);
+            while let Some(entry) = partial.first_entry().filter(|entry| passed(entry.key().0)) {
+                let ((_, number), (_, group)) = entry.remove_entry();
+                if !alarm.halted() {
+                    let (here, size) = (group.len(), group[0].group.size);
+                    let lost = format!("group {number} has {here} of its {size} rollouts, and no more can come");
+                    alarm.raise(Fault::new("estimate", lost));
+                }
+            }
+            let mut groups = groups_out.activate();
+            let start = Instant::now();
+            while !broken
+                && start.elapsed() < QUANTUM
+                && let Some((capability, group)) = complete.pop_front()
+            {
+                match alarm.check(estimate_one(estimator.as_mut(), group, worker)) {
+                    Some(estimated) => groups.session(&capability).give(estimated),
+                    None => broken = true,
+                }
+            }
+            if broken {
+                complete.clear();
+                partial.clear();
+            }
+            if !complete.is_empty() {
+                wake.now();
+            } else if frontiers[0].is_empty() {
+                alarm.rest();
+            }
+        }
+    });
+    Estimates { groups, faults }
+}
+
+fn estimate_one<E: Estimator>(
+    estimator: Option<&mut E>,
+    mut rollouts: Vec<Rollout>,
+    worker: usize,
+) -> Result<Estimated, Fault> {
+    let missing = || Fault::new("estimate", format!("worker {worker} generates, but was given no estimator"));
+    let estimator = estimator.ok_or_else(missing)?;
+    rollouts.sort_unstable_by_key(|rollout| rollout.sample);
+    let discarded = guarded("estimate", || estimator.estimate(&mut rollouts))?;
+    // A group of which nothing is left to train is discarded, for the reason of its first rollout.
+    let discarded = discarded.or_else(|| match &rollouts.first()?.status {
+        Status::Discarded(reason) if !rollouts.iter().any(Rollout::trainable) => Some(reason.clone()),
+        _ => None,
+    });
+    let group = Arc::clone(&rollouts[0].group);
+    Ok(Estimated { group, rollouts, discarded })
 }

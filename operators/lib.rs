@@ -8,15 +8,26 @@
 //!              +---------------- feedback ---------------+   version frontier = steps done
 //! ```
 //!
-//! Floor 0 ([`record`], [`fault`], [`lag`]) knows nothing of timely; the operators know nothing of each other.
+//! Floor 0 ([`record`], [`fault`], [`plan`], [`schedule`], [`lag`], [`select`], [`batch`]) knows nothing of timely; the
+//! operators know nothing of each other beyond the records they pass on; [`dataflow`](dataflow::dataflow) wires them.
+
+pub mod batch;
+pub mod fault;
+pub mod lag;
+pub mod plan;
+pub mod record;
+pub mod schedule;
+pub mod select;
+
+mod alarm;
 
 pub mod admit;
 pub mod census;
 pub mod estimate;
-pub mod fault;
 pub mod generate;
-pub mod lag;
-pub mod record;
+pub mod recorded;
 pub mod score;
 pub mod seal;
 pub mod train;
+
+pub mod dataflow;

@@ -1,11 +1,27 @@
 //! `train`: chooses each step's batch so that the lag bound holds, and takes the gradient steps.
+//!
+//! Its weights and its sealed steps have capabilities of their own and are connected to no input: the weights' frontier is
+//! the number of steps done, however old the groups still in flight are. Only the record of what became of each group
+//! ([`Moved`], for the census) leaves at the group's due.
 
-use crate::fault::Fault;
-use crate::record::{Metrics, Rollout, Step};
+use crate::admit::{End, Feedback};
+use crate::alarm::{Alarm, Output, UNCONNECTED, Wake, first, output, to};
+use crate::batch;
+use crate::fault::{Fault, Halt, guarded};
+use crate::plan::{Plan, ShortBatch};
+use crate::record::{Estimated, Metrics, Reason, Rollout, SealedStep, Step, Version, Weights, now_ns};
+use crate::select::{Choice, Selector, Wait};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Instant;
+use timely::dataflow::StreamVec;
+use timely::dataflow::channels::pact::Exchange;
+use timely::dataflow::operators::Capability;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 
 /// The training half of an engine.
 pub trait Learner {
-    type Weights;
+    type Weights: 'static;
 
     /// Takes the batch of step `step`, in batch order. Rollouts that are not [`trainable`](Rollout::trainable) have no gradient.
     ///
@@ -32,4 +48,364 @@ pub trait Learner {
 pub struct Trained {
     pub batch: Vec<Rollout>,
     pub metrics: Metrics,
+}
+
+/// Where a group is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum State {
+    /// Admitted, and not yet at `train`.
+    Generating,
+    /// At `train`, not chosen.
+    Waiting,
+    Trained,
+    Discarded,
+}
+
+/// A group went from one state to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    pub number: u64,
+    pub from: State,
+    pub to: State,
+}
+
+/// What becomes of a step's result besides the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Generators take the weights of every step, and no trained token may have a larger lag than this.
+    Run { bound: u64 },
+    /// Recorded groups: nobody takes weights, and tokens have the lag that they were recorded with.
+    Replay,
+}
+
+/// Outputs of [`train`].
+pub struct Trains<'scope, W: 'static> {
+    /// Version v at time v. The frontier is the number of steps done.
+    pub weights: StreamVec<'scope, Step, Weights<W>>,
+    /// Step k at time k.
+    pub steps: StreamVec<'scope, Step, SealedStep>,
+    pub feedback: StreamVec<'scope, Step, Feedback>,
+    /// At the group's due.
+    pub moved: StreamVec<'scope, Step, Moved>,
+    pub faults: StreamVec<'scope, Step, Fault>,
+}
+
+/// Trains on the plan's learner: one piece of a step an activation.
+///
+/// After a halt no step starts; one that has begun is finished. Groups that still wait then go to the log as they are, in a
+/// step without metrics.
+pub fn train<'scope, L: Learner + 'static>(
+    groups: StreamVec<'scope, Step, Estimated>,
+    end: StreamVec<'scope, Step, End>,
+    plan: &Plan,
+    mode: Mode,
+    learner: Option<L>,
+    halt: &Halt,
+) -> Trains<'scope, L::Weights> {
+    let scope = groups.scope();
+    let worker = plan.learner as u64;
+    let mut builder = OperatorBuilder::new("train".to_owned(), scope);
+    let (moved_out, moved) = output(&mut builder);
+    let (weights_out, weights) = output(&mut builder);
+    let (steps_out, steps) = output(&mut builder);
+    let (feedback_out, feedback) = output(&mut builder);
+    let (faults_out, faults) = output(&mut builder);
+    let mut groups = builder.new_input_connection(groups, Exchange::new(move |_: &Estimated| worker), to(0));
+    let mut end = builder.new_input_connection(end, Exchange::new(move |_: &End| worker), UNCONNECTED);
+
+    let wake = Wake::new(scope, builder.operator_info().address);
+    let here = plan.learner == scope.index();
+    let plan = plan.clone();
+    let halt = halt.clone();
+    builder.build(move |mut capabilities| {
+        let mut alarm = Alarm::new(&halt, faults_out, capabilities.remove(4));
+        let own = Own { feedback: capabilities.remove(3), steps: capabilities.remove(2), weights: capabilities.remove(1) };
+        capabilities.clear();
+        let outputs =
+            Outputs { moved: moved_out, weights: weights_out, steps: steps_out, feedback: feedback_out, own: Some(own) };
+        let missing = || Fault::new("train", format!("worker {worker} trains, but was given no learner"));
+        let mut missing = (here && learner.is_none()).then(missing);
+        let mut train = here.then(|| Train::new(learner, plan, mode, outputs));
+        move |frontiers| {
+            missing.take().into_iter().for_each(|fault| alarm.raise(fault));
+            groups.for_each(|capability, data| {
+                let Some((state, capability)) = train.as_mut().zip(capability.retain_least(0)) else { return };
+                data.drain(..).for_each(|group| alarm.check(state.arrive(&capability, group)).unwrap_or_default());
+            });
+            end.for_each(|_, data| {
+                let Some(state) = &mut train else { return };
+                data.drain(..).for_each(|end| state.selector.ended(end.admitted));
+            });
+            if let Some(state) = &mut train {
+                state.selector.frontier(first(&frontiers[0]));
+                let cut = frontiers[0].is_empty() && (frontiers[1].is_empty() || alarm.halted());
+                match state.quantum(&mut alarm) {
+                    Next::Work => wake.now(),
+                    Next::Wait if !cut => {}
+                    Next::Wait | Next::Done => {
+                        state.tail();
+                        train = None;
+                    }
+                }
+            }
+            if train.is_none() {
+                alarm.rest();
+            }
+        }
+    });
+    Trains { weights, steps, feedback, moved, faults }
+}
+
+/// The capabilities of the outputs that follow the steps.
+struct Own {
+    weights: Capability<Step>,
+    steps: Capability<Step>,
+    feedback: Capability<Step>,
+}
+
+struct Outputs<W: 'static> {
+    moved: Output<Moved>,
+    weights: Output<Weights<W>>,
+    steps: Output<SealedStep>,
+    feedback: Output<Feedback>,
+    own: Option<Own>,
+}
+
+/// What the operator does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Work,
+    Wait,
+    Done,
+}
+
+/// The step that is under way: due and number of its groups, and how many rollouts they have.
+struct Open {
+    groups: Vec<(Step, u64)>,
+    rollouts: usize,
+}
+
+struct Train<L: Learner> {
+    learner: Option<L>,
+    plan: Plan,
+    mode: Mode,
+    outputs: Outputs<L::Weights>,
+    /// Groups with their due.
+    selector: Selector<(Step, Estimated)>,
+    published: Option<Version>,
+    open: Option<Open>,
+    /// By due: its capability, and how many of its groups are here and neither trained nor discarded.
+    here: BTreeMap<Step, (Capability<Step>, u64)>,
+    /// Rollouts for the log that no step trained.
+    discarded: Vec<Rollout>,
+    clock: Clock,
+}
+
+impl<L: Learner> Train<L> {
+    fn new(learner: Option<L>, plan: Plan, mode: Mode, outputs: Outputs<L::Weights>) -> Self {
+        Train {
+            learner,
+            mode,
+            outputs,
+            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, plan.order),
+            plan,
+            published: None,
+            open: None,
+            here: BTreeMap::new(),
+            discarded: Vec::new(),
+            clock: Clock::new(),
+        }
+    }
+
+    /// Counts a group. The time that it travels at is its due.
+    fn arrive(&mut self, capability: &Capability<Step>, estimated: Estimated) -> Result<(), Fault> {
+        let (due, number, earlier) = (*capability.time(), estimated.group.number, estimated.group.earlier);
+        let breach = |breach| Fault::new("train", breach);
+        self.here.entry(due).or_insert_with(|| (capability.clone(), 0)).1 += 1;
+        let Some(reason) = &estimated.discarded else {
+            self.moved(due, number, State::Generating, State::Waiting);
+            return self.selector.arrive(due, earlier, number, (due, estimated)).map_err(breach);
+        };
+        if self.mode == Mode::Replay {
+            return Err(Fault::new(
+                "train",
+                format!("group {number} was trained when it was recorded, and is now discarded: {reason}"),
+            ));
+        }
+        self.discarded.extend(batch::discard(estimated.rollouts, reason));
+        self.moved(due, number, State::Generating, State::Discarded);
+        if let Some(own) = &self.outputs.own {
+            self.outputs.feedback.activate().session(&own.feedback).give(Feedback::Returned);
+        }
+        self.selector.discard(due, earlier, number).map_err(breach)
+    }
+
+    fn moved(&mut self, due: Step, number: u64, from: State, to: State) {
+        let Some((capability, groups)) = self.here.get_mut(&due) else { return };
+        self.outputs.moved.activate().session(capability).give(Moved { number, from, to });
+        if matches!(to, State::Trained | State::Discarded) {
+            *groups -= 1;
+            if *groups == 0 {
+                self.here.remove(&due);
+            }
+        }
+    }
+
+    /// One piece of work: the first weights, a piece of the open step, or the choice of the next.
+    fn quantum(&mut self, alarm: &mut Alarm) -> Next {
+        let Some(mut learner) = self.learner.take() else { return Next::Wait };
+        let next = if self.published.is_none() {
+            self.publish(&mut learner, self.plan.start).map(|()| Next::Work)
+        } else if self.open.is_some() {
+            self.work(&mut learner).map(|()| Next::Work)
+        } else if alarm.halted() {
+            Ok(Next::Wait)
+        } else {
+            self.choose(&mut learner)
+        };
+        // After a fault the learner is let go: what it had of a step is lost, what waits is not.
+        match alarm.check(next) {
+            Some(next) => {
+                self.learner = Some(learner);
+                next
+            }
+            None => {
+                self.open = None;
+                Next::Wait
+            }
+        }
+    }
+
+    fn publish(&mut self, learner: &mut L, version: Version) -> Result<(), Fault> {
+        let Some(own) = &mut self.outputs.own else { return Ok(()) };
+        own.weights.downgrade(&version);
+        if let Mode::Run { .. } = self.mode {
+            let payload = self.clock.train(|| guarded("train", || learner.weights()))?;
+            self.outputs.weights.activate().session(&own.weights).give(Weights { version, payload });
+        }
+        self.published = Some(version);
+        Ok(())
+    }
+
+    fn choose(&mut self, learner: &mut L) -> Result<Next, Fault> {
+        let step = self.selector.next_step();
+        let groups = match self.selector.choose() {
+            Choice::Wait(wait) => {
+                self.clock.wait(wait);
+                return Ok(Next::Wait);
+            }
+            Choice::Done => return Ok(Next::Done),
+            Choice::Last(groups) if self.plan.short_batch == ShortBatch::Discard => {
+                for (due, estimated) in groups {
+                    self.moved(due, estimated.group.number, State::Waiting, State::Discarded);
+                    self.discarded.extend(batch::discard(estimated.rollouts, &Reason::DataEnded));
+                }
+                return Ok(Next::Done);
+            }
+            Choice::Step(groups) | Choice::Last(groups) => groups,
+        };
+        self.clock.begin();
+        let numbers = groups.iter().map(|(due, estimated)| (*due, estimated.group.number)).collect();
+        let groups: Vec<_> = groups.into_iter().map(|(_, estimated)| estimated).collect();
+        let bound = match self.mode {
+            Mode::Run { bound } => Some(bound),
+            Mode::Replay => None,
+        };
+        let batch = batch::assemble(step, groups, bound)?;
+        self.open = Some(Open { groups: numbers, rollouts: batch.len() });
+        self.clock.train(|| guarded("train", || learner.begin(step, batch)))?;
+        Ok(Next::Work)
+    }
+
+    /// One piece of the open step; with the last one, its weights go to the generators and its rows to the log.
+    fn work(&mut self, learner: &mut L) -> Result<(), Fault> {
+        let Some(Trained { mut batch, mut metrics }) = self.clock.train(|| guarded("train", || learner.work()))? else {
+            return Ok(());
+        };
+        let step = self.selector.next_step() - 1;
+        let Some(Open { groups, rollouts }) = self.open.take() else { return Ok(()) };
+        if batch.len() != rollouts {
+            let lost = format!("the learner took {rollouts} rollouts for step {step} and returned {}", batch.len());
+            return Err(Fault::new("train", lost));
+        }
+        for (due, number) in groups {
+            self.moved(due, number, State::Waiting, State::Trained);
+        }
+        batch::mark_trained(&mut batch);
+        metrics.step = step;
+        batch::measure(&mut metrics, &batch);
+        self.publish(learner, step)?;
+        self.clock.finish(&mut metrics);
+        self.seal(step, batch, Some(metrics));
+        Ok(())
+    }
+
+    fn seal(&mut self, step: Step, mut rollouts: Vec<Rollout>, metrics: Option<Metrics>) {
+        batch::append(step, &mut rollouts, self.discarded.drain(..));
+        if let Some(own) = &mut self.outputs.own {
+            own.steps.downgrade(&step);
+            self.outputs.steps.activate().session(&own.steps).give(SealedStep { step, rollouts, metrics });
+            own.steps.downgrade(&(step + 1));
+        }
+    }
+
+    /// The end: what waits and what was discarded since the last step still goes to the log.
+    fn tail(&mut self) {
+        let waiting = self.selector.drain();
+        self.discarded.extend(waiting.into_iter().flat_map(|(_, estimated)| estimated.rollouts));
+        if !self.discarded.is_empty() {
+            let step = self.published.unwrap_or(self.plan.start) + 1;
+            self.seal(step, Vec::new(), None);
+        }
+    }
+}
+
+/// Where the learner's worker spends its time since the step before, nanoseconds.
+struct Clock {
+    mark: Instant,
+    waiting: Wait,
+    train_ns: u64,
+    forced_ns: u64,
+    any_ns: u64,
+}
+
+impl Clock {
+    fn new() -> Self {
+        Clock { mark: Instant::now(), waiting: Wait::Any, train_ns: 0, forced_ns: 0, any_ns: 0 }
+    }
+
+    /// From now on the wait is for `next`.
+    fn wait(&mut self, next: Wait) {
+        self.begin();
+        self.waiting = next;
+    }
+
+    /// The wait so far is over.
+    fn begin(&mut self) {
+        let spent = nanoseconds(self.mark);
+        match self.waiting {
+            Wait::Forced => self.forced_ns += spent,
+            Wait::Any => self.any_ns += spent,
+        }
+        self.mark = Instant::now();
+    }
+
+    fn train<R>(&mut self, call: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = call();
+        self.train_ns += nanoseconds(start);
+        result
+    }
+
+    fn finish(&mut self, metrics: &mut Metrics) {
+        metrics.train_ns = self.train_ns;
+        metrics.wait_forced_ns = self.forced_ns;
+        metrics.wait_any_ns = self.any_ns;
+        metrics.finished_ns = now_ns();
+        *self = Clock::new();
+    }
+}
+
+fn nanoseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

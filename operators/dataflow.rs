@@ -1,0 +1,164 @@
+//! The whole dataflow over any ports: of a run, and of a replay.
+
+use crate::admit::{Feedback, Prompts, admit};
+use crate::census::{Census, census};
+use crate::estimate::{Estimator, estimate};
+use crate::fault::{Fault, Halt};
+use crate::generate::{Generator, generate};
+use crate::plan::Plan;
+use crate::record::{Metrics, Step, Weights};
+use crate::recorded::{Recorded, recorded};
+use crate::score::{Scorer, score};
+use crate::seal::{Log, Sealed, seal};
+use crate::train::{Learner, Mode, train};
+use timely::ExchangeData;
+use timely::dataflow::operators::probe::Handle;
+use timely::dataflow::operators::vec::Map;
+use timely::dataflow::operators::{Concatenate, ConnectLoop, Exchange, Feedback as _, Inspect, Probe};
+use timely::dataflow::{Scope, StreamVec};
+
+/// What one worker has of the world. A worker needs only what the plan has it do: `prompts` to admit, `generator`, `scorer`
+/// and `estimator` to generate, `learner` and `log` to train. One that is missing is a fault.
+pub struct Ports<P, G, S, E, L, D> {
+    pub prompts: Option<P>,
+    pub generator: Option<G>,
+    pub scorer: Option<S>,
+    pub estimator: Option<E>,
+    pub learner: Option<L>,
+    pub log: Option<D>,
+}
+
+/// What one worker has of the world in a replay, all on the plan's learner.
+pub struct ReplayPorts<R, S, E, L, D> {
+    pub recorded: Option<R>,
+    pub scorer: Option<S>,
+    pub estimator: Option<E>,
+    pub learner: Option<L>,
+    pub log: Option<D>,
+}
+
+/// News of a run, told on the worker where it happens.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Notice {
+    /// A step is durable; None for the tail of a run, which no step trained.
+    Sealed(Step, Option<Box<Metrics>>),
+    /// Something failed, and the run is halted.
+    Fault(Fault),
+}
+
+/// How far the run is. All workers see the same, each a little later or sooner.
+#[derive(Clone, Debug)]
+pub struct Probes {
+    /// Its frontier is the number of steps done.
+    pub weights: Handle<Step>,
+    /// Steps below its frontier are durable. Empty when the run is over.
+    pub sealed: Handle<Step>,
+}
+
+/// Builds the dataflow of a run. Every worker must call it with the same plan; a plan that is not
+/// [valid](Plan::validate) halts the run before it begins.
+///
+/// The dataflow completes, on all workers, when the run is over: all steps are done, the prompts have ended, or `halt` was
+/// set, by a fault or from outside. `observe` must not panic.
+pub fn dataflow<'scope, W, P, G, S, E, L, D>(
+    scope: Scope<'scope, Step>,
+    plan: &Plan,
+    ports: Ports<P, G, S, E, L, D>,
+    halt: &Halt,
+    counts: &Census,
+    observe: impl Fn(Notice) + Clone + 'static,
+) -> Probes
+where
+    W: ExchangeData + Clone,
+    P: Prompts + 'static,
+    G: Generator<Weights = W> + 'static,
+    S: Scorer + 'static,
+    E: Estimator + 'static,
+    L: Learner<Weights = W> + 'static,
+    D: Log + 'static,
+{
+    check(scope, plan, halt, &observe);
+    let (weights_loop, weights) = scope.feedback::<Vec<Weights<W>>>(0);
+    let (feedback_loop, feedback) = scope.feedback::<Vec<Feedback>>(0);
+    let versions = weights.clone().map(|weights| weights.version);
+
+    let admitted = admit(versions, feedback, plan, ports.prompts, halt);
+    let generated = generate(admitted.groups.clone(), weights, plan, ports.generator, halt);
+    let scored = score(generated.rollouts, ports.scorer, halt);
+    let estimated = estimate(scored.rollouts, ports.estimator, halt);
+    let mode = Mode::Run { bound: plan.schedule.bound() };
+    let trained = train(estimated.groups, admitted.end, plan, mode, ports.learner, halt);
+    let sealed = seal(trained.steps, ports.log, halt);
+    let miscounts = census(admitted.groups, trained.moved, counts, halt);
+
+    let (weights_probe, weights) = trained.weights.probe();
+    deliver(weights, &plan.generators).connect_loop(weights_loop);
+    scope.concatenate([generated.feedback, trained.feedback]).connect_loop(feedback_loop);
+
+    let faults =
+        [admitted.faults, generated.faults, scored.faults, estimated.faults, trained.faults, sealed.faults, miscounts];
+    report(scope.concatenate(faults), observe.clone());
+    Probes { weights: weights_probe, sealed: news(sealed.steps, observe) }
+}
+
+/// Builds the dataflow of a replay: recorded groups are scored, estimated, trained and sealed again, each in the step that
+/// trained it. Of the plan, `schedule` must have the bound 0; `generators` and `slots` are without effect.
+pub fn replay_dataflow<'scope, W, R, S, E, L, D>(
+    scope: Scope<'scope, Step>,
+    plan: &Plan,
+    ports: ReplayPorts<R, S, E, L, D>,
+    halt: &Halt,
+    observe: impl Fn(Notice) + Clone + 'static,
+) -> Probes
+where
+    W: ExchangeData + Clone,
+    R: Recorded + 'static,
+    S: Scorer + 'static,
+    E: Estimator + 'static,
+    L: Learner<Weights = W> + 'static,
+    D: Log + 'static,
+{
+    check(scope, plan, halt, &observe);
+    let (sealed_loop, sealed) = scope.feedback::<Vec<Sealed>>(0);
+
+    let recordings = recorded(sealed, plan, ports.recorded, halt);
+    let scored = score(recordings.rollouts, ports.scorer, halt);
+    let estimated = estimate(scored.rollouts, ports.estimator, halt);
+    let trained = train(estimated.groups, recordings.end, plan, Mode::Replay, ports.learner, halt);
+    let sealed = seal(trained.steps, ports.log, halt);
+    sealed.steps.clone().connect_loop(sealed_loop);
+
+    let (weights_probe, _) = trained.weights.probe();
+    let faults = [recordings.faults, scored.faults, estimated.faults, trained.faults, sealed.faults];
+    report(scope.concatenate(faults), observe.clone());
+    Probes { weights: weights_probe, sealed: news(sealed.steps, observe) }
+}
+
+/// A wrong plan halts before anything starts. The dataflow is built all the same: workers must agree on its shape.
+fn check(scope: Scope<'_, Step>, plan: &Plan, halt: &Halt, observe: &impl Fn(Notice)) {
+    if let Err(wrong) = plan.validate(scope.peers()) {
+        halt.set();
+        observe(Notice::Fault(Fault::new("plan", wrong)));
+    }
+}
+
+/// Brings each version to the workers that need it, each with a payload of its own.
+fn deliver<'scope, W: ExchangeData + Clone>(
+    weights: StreamVec<'scope, Step, Weights<W>>,
+    workers: &[usize],
+) -> StreamVec<'scope, Step, Weights<W>> {
+    let workers: Vec<u64> = workers.iter().map(|worker| *worker as u64).collect();
+    weights
+        .flat_map(move |weights| workers.clone().into_iter().map(move |worker| (worker, weights.clone())))
+        .exchange(|(worker, _)| *worker)
+        .map(|(_, weights)| weights)
+}
+
+fn report(faults: StreamVec<'_, Step, Fault>, observe: impl Fn(Notice) + 'static) {
+    faults.inspect(move |fault| observe(Notice::Fault(fault.clone())));
+}
+
+fn news(sealed: StreamVec<'_, Step, Sealed>, observe: impl Fn(Notice) + 'static) -> Handle<Step> {
+    let told = sealed.inspect(move |sealed| observe(Notice::Sealed(sealed.step, sealed.metrics.clone().map(Box::new))));
+    told.probe().0
+}
