@@ -1,1 +1,21 @@
-//! The toy engine: a table policy with a small critic in plain Rust.
+//! The toy engine: a table policy with a small critic in plain Rust, so that a whole run takes milliseconds.
+//!
+//! ```text
+//! policy      the weights: logits and values by (first token of the prompt, previous token)
+//! generator   samples rollouts with them; samples recorded ones again
+//! learner     one gradient step a batch, in micro-batches
+//! task        a tokenizer, prompts and a reward that the table can learn
+//! ```
+//!
+//! It is a second engine beside [`torch`](super::torch), not a stand-in: what holds for the dataflow must hold with both.
+
+pub mod generator;
+pub mod learner;
+pub mod policy;
+mod tally;
+pub mod task;
+
+pub use generator::{ToyGenerator, resample};
+pub use learner::ToyLearner;
+pub use policy::ToyWeights;
+pub use task::{ToyPrompts, ToyScorer, ToyTokenizer};

@@ -1,0 +1,106 @@
+# What people do with a checkout of tidegate; `make` alone lists it. Works with any POSIX shell.
+
+TORCH  := 2.11.0
+PYTHON ?= python3
+CARGO  ?= cargo
+# What the CPU half of libtorch links to; with all of torch's own dependencies beside it the same build serves CUDA.
+CUDA_LIBRARIES := nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
+TEST_PACKAGES  := pyarrow==26.0.1 duckdb==2.0.1
+PEER_PACKAGES  := torch==$(TORCH) transformers==5.24.0 safetensors numpy
+
+# A libtorch of the user's own is never touched. Without one, .cargo/config.toml names the fetched one.
+ifneq ($(strip $(LIBTORCH)),)
+OWN_LIBTORCH := $(abspath $(LIBTORCH))
+export LIBTORCH := $(OWN_LIBTORCH)
+endif
+
+# `c++` is what the build of libtorch's bindings looks for; another compiler must be named to it.
+ifeq ($(filter environment command,$(firstword $(origin CXX))),)
+ifeq ($(shell command -v c++),)
+export CXX := $(firstword $(notdir $(shell command -v g++) $(shell command -v clang++)))
+else
+CXX := c++
+endif
+endif
+
+# $(call version,FOLDER): the version of the libtorch in it; nothing where there is none.
+version = { cat '$(1)/build-version' 2>/dev/null || sed -n "s/^__version__ = '\(.*\)'/\1/p" '$(1)/version.py' 2>/dev/null; }
+fail = { echo "make: $(1)" >&2; exit 1; }
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
+	  printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+.PHONY: tools
+tools:
+	@command -v $(CARGO) >/dev/null || $(call fail,no cargo: install Rust 1.90 or newer)
+	@command -v "$(CXX)" >/dev/null || $(call fail,no C++ compiler: install g++ or clang++)
+	@command -v cc >/dev/null || $(call fail,no C compiler to link with: install gcc or clang)
+
+.PHONY: python
+python:
+	@command -v $(PYTHON) >/dev/null || $(call fail,no $(PYTHON): install Python 3.10 or newer)
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || $(call fail,$(PYTHON) has no pip: install it (python3-pip))
+
+.PHONY: libtorch
+ifdef OWN_LIBTORCH
+libtorch: tools ## fetch libtorch into .libtorch (1.2 GB), unless LIBTORCH names one or it is there
+	@found=$$($(call version,$(OWN_LIBTORCH))); case "$$found" in \
+	  2.11.*) ;; \
+	  "") test -d '$(OWN_LIBTORCH)/lib' || $(call fail,no libtorch in LIBTORCH=$(OWN_LIBTORCH): unset it or name a libtorch 2.11) ;; \
+	  *) $(call fail,libtorch in LIBTORCH=$(OWN_LIBTORCH) is $$found: unset it or name a libtorch 2.11) ;; \
+	esac
+else
+libtorch: tools
+	@found=$$($(call version,.libtorch/torch)); case "$$found" in \
+	  $(TORCH)|$(TORCH)+*) ;; \
+	  *) $(MAKE) --no-print-directory fetch-libtorch ;; \
+	esac
+endif
+
+# Into a temporary folder first, so that what is interrupted is never taken for whole.
+.PHONY: fetch-libtorch
+fetch-libtorch: python
+	@rm -rf .libtorch-new
+	$(PYTHON) -m pip install --quiet --target .libtorch-new --no-deps torch==$(TORCH) $(CUDA_LIBRARIES) \
+	  || $(call fail,pip could not fetch torch $(TORCH))
+	@rm -rf .libtorch && mv .libtorch-new .libtorch
+
+.PHONY: demo
+demo: libtorch ## train a small model from scratch and show what was learnt
+	$(CARGO) build --release
+	$${CARGO_TARGET_DIR:-target}/release/tidegate run data/demo.toml
+
+# What reads the rollout files from outside, for the tests of the store.
+.pydeps: Makefile | python
+	@rm -rf .pydeps-new
+	$(PYTHON) -m pip install --quiet --target .pydeps-new $(TEST_PACKAGES) || $(call fail,pip could not fetch $(TEST_PACKAGES))
+	@rm -rf .pydeps && mv .pydeps-new .pydeps && touch .pydeps
+
+.PHONY: test
+test: libtorch .pydeps ## all tests that need nothing but this machine
+	PYTHONPATH="$(CURDIR)/.pydeps" $(CARGO) test --workspace
+
+.peers: | python
+	@rm -rf .peers && $(PYTHON) -m venv .peers
+	.peers/bin/python -m pip install --quiet $(PEER_PACKAGES) || { rm -rf .peers; $(call fail,pip could not fetch $(PEER_PACKAGES)); }
+	@touch .peers
+
+.PHONY: test-peers
+test-peers: libtorch .peers ## compare with transformers (fetches 5 GB into .peers)
+	PATH="$(CURDIR)/.peers/bin:$$PATH" .peers/bin/python tests/peers/check_saved.py
+
+.PHONY: bench
+bench: libtorch ## measure
+	$(CARGO) bench
+
+.PHONY: lint
+lint: libtorch ## format, clippy and docs, with warnings as errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+.PHONY: clean
+clean: ## remove what was built; what was fetched stays
+	$(CARGO) clean

@@ -1,0 +1,62 @@
+//! Checks that libtorch is there and of the right version, and puts its folders on the run path of whatever is linked.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::exit;
+
+/// How the version of the libtorch that the `tch` of Cargo.toml is written for begins.
+const VERSION: &str = "2.11.";
+
+const REMEDY: &str = "run `make libtorch`, or set LIBTORCH to the folder of a libtorch 2.11";
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=LIBTORCH");
+    let Some(libtorch) = env::var_os("LIBTORCH").filter(|dir| !dir.is_empty()).map(PathBuf::from) else {
+        fail(&format!("LIBTORCH is not set: {REMEDY}"))
+    };
+    if !libtorch.join("lib").is_dir() {
+        fail(&format!("no libtorch in LIBTORCH={}: {REMEDY}", libtorch.display()));
+    }
+    match version(&libtorch) {
+        Some(found) if !found.starts_with(VERSION) => {
+            let what = format!("libtorch in LIBTORCH={} is of version {found}", libtorch.display());
+            fail(&format!("{what}: {REMEDY}"))
+        }
+        _ => {}
+    }
+    for folder in run_path(&libtorch) {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{}", folder.display());
+    }
+}
+
+/// One message for a person; cargo shows it and stops.
+fn fail(message: &str) -> ! {
+    println!("cargo::error={message}");
+    exit(1);
+}
+
+/// What `build-version` (the archive of libtorch) or `version.py` (the Python package) says.
+fn version(libtorch: &Path) -> Option<String> {
+    let (archive, package) = (libtorch.join("build-version"), libtorch.join("version.py"));
+    for file in [&archive, &package].into_iter().filter(|file| file.exists()) {
+        println!("cargo::rerun-if-changed={}", file.display());
+    }
+    if let Ok(text) = fs::read_to_string(archive) {
+        return Some(text.trim().to_owned());
+    }
+    let text = fs::read_to_string(package).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("__version__ = "))?;
+    Some(line.trim_matches(['\'', '"']).to_owned())
+}
+
+/// libtorch's own libraries, and those of the CUDA packages that pip puts beside it.
+fn run_path(libtorch: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![libtorch.join("lib")];
+    let packages = libtorch.parent().and_then(|site| fs::read_dir(site.join("nvidia")).ok());
+    let mut beside = packages.into_iter().flatten().flatten().map(|entry| entry.path().join("lib")).collect::<Vec<_>>();
+    beside.sort();
+    folders.extend(beside.into_iter().filter(|folder| folder.is_dir()));
+    folders
+}

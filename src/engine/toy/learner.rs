@@ -1,0 +1,257 @@
+//! Gradient steps on the tables: AdamW, one micro-batch a call, the same bits every time.
+
+use super::policy::{ToyWeights, log_softmax};
+use super::tally::{Tally, Trace};
+use crate::engine::spec::{Learning, Sampling};
+use crate::kernel::aggregation::token_weights;
+use crate::kernel::loss::{Loss, Tokens, policy_loss, value_loss};
+use std::mem;
+use std::ops::Range;
+use std::sync::Arc;
+use tidegate_operators::fault::Fault;
+use tidegate_operators::record::{Metrics, Rollout, Step, Version, now_ns};
+use tidegate_operators::train::{Learner, Trained};
+
+/// The toy engine's training half. A clone goes on from where the original was: it serves as a checkpoint.
+#[derive(Clone, Debug)]
+pub struct ToyLearner {
+    learning: Learning,
+    /// Steps of the whole run, for the schedule of the learning rate.
+    steps: u64,
+    temperature: f32,
+    version: Version,
+    weights: ToyWeights,
+    /// Of the logits, then of the values.
+    moments: [Moments; 2],
+    /// Steps that were not skipped.
+    updates: i32,
+    open: Option<Open>,
+}
+
+impl ToyLearner {
+    /// A learner that starts from `weights` as version `version`. A value coefficient above 0 gives them a critic where they
+    /// have none.
+    pub fn new(weights: ToyWeights, version: Version, learning: Learning, sampling: &Sampling, steps: u64) -> Self {
+        let lacks = learning.value_coef > 0.0 && weights.values.is_empty();
+        let weights = if lacks { weights.with_critic() } else { weights };
+        let moments = [Moments::new(weights.logits.len()), Moments::new(weights.values.len())];
+        let temperature = sampling.temperature as f32;
+        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, open: None }
+    }
+
+    /// Why a rollout that is to be trained cannot be.
+    fn refuse(&self, rollout: &Rollout) -> Option<String> {
+        let n = rollout.tokens.len();
+        let sampled = self.learning.loss != Loss::Supervised;
+        let lists = [
+            ("mask", rollout.mask.len(), true),
+            ("version", rollout.version.len(), sampled),
+            ("logp_behavior", rollout.logp_behavior.len(), sampled),
+            ("advantage", rollout.advantage.len(), sampled),
+        ];
+        if let Some((name, length, _)) = lists.iter().find(|(_, length, needed)| *needed && *length != n) {
+            return Some(format!("{name} has {length} entries for {n} tokens"));
+        }
+        let ids = rollout.group.prompt.tokens.iter().chain(&rollout.tokens);
+        if let Some(id) = ids.into_iter().find(|&&id| id as usize >= self.weights.vocab) {
+            return Some(format!("id {id} is not below the vocabulary's {}", self.weights.vocab));
+        }
+        let newest = rollout.version.iter().max().filter(|&&newest| newest > self.version)?;
+        Some(format!("a token was sampled by version {newest}, later than the learner's {}", self.version))
+    }
+
+    /// Forward and backward of one rollout, whose tokens weigh `weight` each in the batch's loss.
+    fn backward(&self, rollout: &mut Rollout, weight: f32, gradient: &mut [Vec<f32>; 2], tally: &mut Tally) {
+        let prompt = &rollout.group.prompt.tokens;
+        let contexts = (0..rollout.tokens.len()).map(|t| self.weights.context(prompt, &rollout.tokens[..t]));
+        let contexts = contexts.collect::<Vec<_>>();
+        let logps = contexts.iter().map(|&c| log_softmax(self.weights.row(c), self.temperature)).collect::<Vec<_>>();
+        rollout.logp_current = logps.iter().zip(&rollout.tokens).map(|(logps, &id)| logps[id as usize]).collect();
+        tally.slots(rollout.tokens.len());
+        let mut terms = Vec::new();
+        let tokens = Tokens {
+            logp_current: &rollout.logp_current,
+            logp_behavior: &rollout.logp_behavior,
+            advantage: &rollout.advantage,
+            mask: &rollout.mask,
+        };
+        policy_loss(self.learning.loss, tokens, &mut terms);
+        let (policy, critic) = gradient.split_at_mut(1);
+        for t in (0..terms.len()).filter(|&t| rollout.mask[t]) {
+            let entropy = -logps[t].iter().map(|l| l.exp() * l).sum::<f32>();
+            let row = contexts[t] * self.weights.vocab..(contexts[t] + 1) * self.weights.vocab;
+            let coefficients = Coefficients {
+                logp: weight * terms[t].d_logp,
+                entropy: -weight * self.learning.entropy_coef as f32,
+                temperature: self.temperature,
+            };
+            coefficients.spread(&logps[t], rollout.tokens[t], entropy, &mut policy[0][row]);
+            let value = self.weights.value(contexts[t]).zip(rollout.reward);
+            let (value_loss, d_value) = value.map_or((0.0, 0.0), |(value, reward)| value_loss(value, reward));
+            if let Some(slot) = critic[0].get_mut(contexts[t]) {
+                *slot += weight * self.learning.value_coef as f32 * d_value;
+            }
+            tally.token(&Trace { rollout, t, term: terms[t], weight, entropy, value_loss, version: self.version });
+        }
+    }
+
+    /// The optimizer step. Without a token to train the weights stay as they are.
+    fn update(&mut self, gradient: [Vec<f32>; 2], metrics: &mut Metrics) {
+        self.version += 1;
+        metrics.lr = self.learning.lr_at(self.version, self.steps);
+        metrics.skipped = metrics.tokens == 0;
+        if !metrics.skipped {
+            self.updates += 1;
+            let squares = gradient.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+            metrics.grad_norm = squares.sqrt();
+            let clip = self.learning.grad_clip;
+            let cut = if clip > 0.0 && metrics.grad_norm > clip { clip / metrics.grad_norm } else { 1.0 };
+            let rule = AdamW { learning: &self.learning, lr: metrics.lr, cut, updates: self.updates };
+            let tables = [&mut self.weights.logits, &mut self.weights.values];
+            for ((table, moments), gradient) in tables.into_iter().zip(&mut self.moments).zip(&gradient) {
+                // Copies the table where a snapshot still shares it.
+                let table: &mut Vec<f32> = Arc::make_mut(table);
+                rule.update(table, moments, gradient);
+            }
+        }
+        metrics.weights = self.weights.hashes();
+        metrics.finished_ns = now_ns();
+    }
+}
+
+impl Learner for ToyLearner {
+    type Weights = ToyWeights;
+
+    fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
+        if self.open.is_some() || step != self.version + 1 {
+            let state = if self.open.is_some() { "in" } else { "before" };
+            return Err(Fault::new("train", format!("step {step} cannot begin {state} step {}", self.version + 1)));
+        }
+        for rollout in batch.iter().filter(|r| r.trainable()) {
+            if let Some(why) = self.refuse(rollout) {
+                let (group, sample) = (rollout.group.number, rollout.sample);
+                return Err(Fault::new("train", format!("rollout {sample} of group {group}: {why}")));
+            }
+        }
+        let masks = batch.iter().map(|r| if r.trainable() { &r.mask[..] } else { &[] }).collect::<Vec<_>>();
+        let weights = token_weights(self.learning.aggregation, &masks);
+        let pieces = pieces(&batch, self.learning.micro_batch_tokens);
+        let gradient = [vec![0.0; self.weights.logits.len()], vec![0.0; self.weights.values.len()]];
+        self.open = Some(Open { step, batch, weights, pieces, gradient, tally: Tally::default() });
+        Ok(())
+    }
+
+    fn work(&mut self) -> Result<Option<Trained>, Fault> {
+        let Some(mut open) = self.open.take() else {
+            return Err(Fault::new("train", "work without a step that began"));
+        };
+        if let Some(piece) = open.pieces.pop() {
+            for i in piece.filter(|&i| open.batch[i].trainable()).collect::<Vec<_>>() {
+                self.backward(&mut open.batch[i], open.weights[i], &mut open.gradient, &mut open.tally);
+            }
+            self.open = Some(open);
+            return Ok(None);
+        }
+        let mut metrics = open.tally.metrics(open.step, &open.batch, &self.learning);
+        self.update(mem::take(&mut open.gradient), &mut metrics);
+        Ok(Some(Trained { batch: open.batch, metrics }))
+    }
+
+    fn weights(&mut self) -> Result<ToyWeights, Fault> {
+        Ok(self.weights.clone())
+    }
+}
+
+/// A step between `begin` and its update.
+#[derive(Clone, Debug)]
+struct Open {
+    step: Step,
+    batch: Vec<Rollout>,
+    /// `[batch]` weight of each rollout's tokens in the loss.
+    weights: Vec<f32>,
+    /// Micro-batches to do, the next one last.
+    pieces: Vec<Range<usize>>,
+    gradient: [Vec<f32>; 2],
+    tally: Tally,
+}
+
+/// Cuts the batch into runs of rollouts of at most `most` tokens together, or of one rollout; the first comes last.
+fn pieces(batch: &[Rollout], most: usize) -> Vec<Range<usize>> {
+    let (mut pieces, mut start, mut tokens) = (Vec::new(), 0, 0);
+    for (i, rollout) in batch.iter().enumerate() {
+        if i > start && tokens + rollout.tokens.len() > most {
+            pieces.push(start..i);
+            (start, tokens) = (i, 0);
+        }
+        tokens += rollout.tokens.len();
+    }
+    if start < batch.len() {
+        pieces.push(start..batch.len());
+    }
+    pieces.reverse();
+    pieces
+}
+
+/// What one token's log-probability and entropy are multiplied by in the loss.
+struct Coefficients {
+    logp: f32,
+    entropy: f32,
+    temperature: f32,
+}
+
+impl Coefficients {
+    /// Adds the gradient with respect to the `[V]` logits behind `logps`, of which `token` was chosen.
+    ///
+    /// With `p = softmax(logits / T)`: d logp / d logit_j = (1 if j is the token, else 0, - p_j) / T, and
+    /// d entropy / d logit_j = -p_j (log p_j + entropy) / T.
+    fn spread(&self, logps: &[f32], token: u32, entropy: f32, gradient: &mut [f32]) {
+        for (j, (slot, logp)) in gradient.iter_mut().zip(logps).enumerate() {
+            let p = logp.exp();
+            let chosen = if j == token as usize { 1.0 } else { 0.0 };
+            *slot += (self.logp * (chosen - p) - self.entropy * p * (logp + entropy)) / self.temperature;
+        }
+    }
+}
+
+/// Running means of the gradient and of its square.
+#[derive(Clone, Debug)]
+struct Moments {
+    first: Vec<f32>,
+    second: Vec<f32>,
+}
+
+impl Moments {
+    fn new(n: usize) -> Self {
+        Moments { first: vec![0.0; n], second: vec![0.0; n] }
+    }
+}
+
+/// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+struct AdamW<'a> {
+    learning: &'a Learning,
+    lr: f64,
+    /// What the gradient is multiplied by, so that its norm keeps the limit.
+    cut: f64,
+    /// Updates so far, this one included.
+    updates: i32,
+}
+
+impl AdamW<'_> {
+    fn update(&self, table: &mut [f32], moments: &mut Moments, gradient: &[f32]) {
+        let Learning { beta1, beta2, eps, weight_decay, .. } = *self.learning;
+        let (bias1, bias2) = (1.0 - beta1.powi(self.updates), 1.0 - beta2.powi(self.updates));
+        let moments = moments.first.iter_mut().zip(&mut moments.second);
+        for ((weight, (first, second)), gradient) in table.iter_mut().zip(moments).zip(gradient) {
+            let g = f64::from(*gradient) * self.cut;
+            let m = beta1 * f64::from(*first) + (1.0 - beta1) * g;
+            let v = beta2 * f64::from(*second) + (1.0 - beta2) * g * g;
+            let step = m / bias1 / ((v / bias2).sqrt() + eps) + weight_decay * f64::from(*weight);
+            (*first, *second) = (m as f32, v as f32);
+            *weight = (f64::from(*weight) - self.lr * step) as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "learner_tests.rs"]
+mod tests;

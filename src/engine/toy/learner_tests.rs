@@ -1,0 +1,252 @@
+//! Tests of the toy learner: gradients against finite differences, bits, refusals, and that it learns.
+
+use super::*;
+use crate::engine::spec::LrSchedule;
+use crate::engine::toy::task::{ToyPrompts, ToyScorer};
+use crate::engine::toy::{ToyGenerator, policy};
+use crate::kernel::aggregation::Aggregation;
+use tidegate_operators::admit::Prompts;
+use tidegate_operators::generate::Generator;
+use tidegate_operators::record::{Group, Prompt, Reason, Status};
+use tidegate_operators::score::Scorer;
+
+fn learning() -> Learning {
+    Learning {
+        lr: 0.1,
+        warmup_steps: 0,
+        lr_schedule: LrSchedule::Constant,
+        weight_decay: 0.0,
+        grad_clip: 0.0,
+        value_coef: 0.5,
+        micro_batch_tokens: 4,
+        ..Learning::default()
+    }
+}
+
+fn sampling() -> Sampling {
+    Sampling { temperature: 0.8, max_tokens: 6, slots: 8, ..Sampling::default() }
+}
+
+fn learner(learning: Learning) -> ToyLearner {
+    ToyLearner::new(policy::ToyWeights::initial(16, 3), 0, learning, &sampling(), 10)
+}
+
+/// Two rollouts of unequal length, one of them with a masked token.
+fn batch() -> Vec<Rollout> {
+    let prompt = Prompt { tokens: vec![1, 2], ..Prompt::default() };
+    let group = Arc::new(Group { prompt, ..Group::default() });
+    let rollout = |sample, tokens: &[u32], advantage: f32| Rollout {
+        group: group.clone(),
+        sample,
+        tokens: tokens.to_vec(),
+        mask: vec![true; tokens.len()],
+        logp_behavior: vec![-2.5; tokens.len()],
+        version: vec![0; tokens.len()],
+        advantage: vec![advantage; tokens.len()],
+        reward: Some(advantage + 0.5),
+        ..Rollout::default()
+    };
+    let mut batch = vec![rollout(0, &[3, 3, 0], 0.5), rollout(1, &[4, 7, 7, 2, 1], -0.5)];
+    batch[1].mask[3] = false;
+    batch
+}
+
+fn train(learner: &mut ToyLearner, step: Step, batch: Vec<Rollout>) -> Trained {
+    learner.begin(step, batch).unwrap();
+    loop {
+        if let Some(trained) = learner.work().unwrap() {
+            return trained;
+        }
+    }
+}
+
+/// Loss of the batch under tables that differ by `delta` in one entry.
+fn loss(learning: &Learning, table: usize, entry: usize, delta: f32) -> f64 {
+    let mut learner = learner(learning.clone());
+    let tables = [&mut learner.weights.logits, &mut learner.weights.values];
+    Arc::make_mut(tables.into_iter().nth(table).unwrap())[entry] += delta;
+    train(&mut learner, 1, batch()).metrics.loss
+}
+
+/// Catches a wrong sign, a forgotten temperature, weight or coefficient in any part of the gradient. PPO's loss, unlike
+/// truncated REINFORCE's, is the function that its derivative belongs to.
+#[test]
+fn gradient_is_that_of_the_loss() {
+    let loss_kind = Loss::Ppo { clip_low: 0.9, clip_high: 9.0 };
+    let learning = Learning { loss: loss_kind, entropy_coef: 0.3, aggregation: Aggregation::TokenMean, ..learning() };
+    let mut learner = learner(learning.clone());
+    learner.begin(1, batch()).unwrap();
+    while learner.open.as_ref().is_some_and(|open| !open.pieces.is_empty()) {
+        assert!(learner.work().unwrap().is_none());
+    }
+    let gradient = learner.open.unwrap().gradient;
+    let row = (16 + 3) * 16;
+    let mut seen = 0;
+    for (table, entries) in [(0, row..row + 16), (1, 16..16 + 8)] {
+        for entry in entries {
+            let slope = (loss(&learning, table, entry, 5e-3) - loss(&learning, table, entry, -5e-3)) / 1e-2;
+            let found = f64::from(gradient[table][entry]);
+            assert!((found - slope).abs() < 1e-4, "table {table} entry {entry}: {found} but the slope is {slope}");
+            seen += usize::from(found.abs() > 1e-3);
+        }
+    }
+    assert!(seen > 10, "only {seen} entries had a gradient");
+}
+
+/// Catches a micro-batch that is left out or counted twice, and a normaliser taken from a micro-batch.
+#[test]
+fn micro_batches_add_up() {
+    let step = |micro_batch_tokens| {
+        let mut learner = learner(Learning { micro_batch_tokens, ..learning() });
+        learner.begin(1, batch()).unwrap();
+        let mut calls = 1;
+        loop {
+            match learner.work().unwrap() {
+                None => calls += 1,
+                Some(trained) => return (calls, trained.batch, trained.metrics.weights, trained.metrics.tokens),
+            }
+        }
+    };
+    let (few, many) = (step(1000), step(1));
+    assert_eq!((few.0, many.0), (2, 3));
+    assert_eq!(few.1, many.1);
+    assert_eq!(few.2, many.2);
+    assert_eq!(few.3, 7);
+}
+
+/// By hand, one token: the first AdamW update moves each entry by lr against the sign of its gradient.
+#[test]
+fn first_update_by_hand() {
+    let mut learner = learner(Learning { value_coef: 0.0, weight_decay: 0.5, ..learning() });
+    let mut rollout = batch().remove(0);
+    for list in [&mut rollout.logp_behavior, &mut rollout.advantage] {
+        list.truncate(1);
+    }
+    rollout.tokens.truncate(1);
+    rollout.mask.truncate(1);
+    rollout.version.truncate(1);
+    let before = learner.weights().unwrap();
+    let trained = train(&mut learner, 1, vec![rollout]);
+    let after = learner.weights().unwrap();
+    let context = 16 + 2;
+    for (j, (&b, &a)) in before.row(context).iter().zip(after.row(context)).enumerate() {
+        let up = if j == 3 { 0.1 } else { -0.1 };
+        assert!((a - (b + up - 0.1 * 0.5 * b)).abs() < 1e-5, "entry {j}: {b} became {a}");
+    }
+    assert!((after.row(0)[0] - before.row(0)[0] * 0.95).abs() < 1e-7, "decay alone");
+    assert_eq!(trained.batch[0].logp_current, [log_softmax(before.row(context), 0.8)[3]]);
+    assert_eq!((trained.metrics.step, trained.metrics.lr, trained.metrics.skipped), (1, 0.1, false));
+    assert_eq!(trained.metrics.weights, after.hashes());
+}
+
+/// Catches a snapshot that a later step changes.
+#[test]
+fn snapshots_stay() {
+    let mut learner = learner(learning());
+    let snapshot = learner.weights().unwrap();
+    let hashes = snapshot.hashes();
+    train(&mut learner, 1, batch());
+    assert_eq!(snapshot.hashes(), hashes);
+    assert_ne!(learner.weights().unwrap().hashes(), hashes);
+}
+
+/// Hard case 9. Catches NaN out of 0/0, and Adam's momentum moving the weights without a gradient.
+#[test]
+fn nothing_to_train_skips_the_update() {
+    let mut learner = learner(learning());
+    train(&mut learner, 1, batch());
+    let before = learner.weights().unwrap();
+    let mut masked = batch();
+    masked[0].mask.fill(false);
+    masked[1].status = Status::Discarded(Reason::NoReward);
+    let trained = train(&mut learner, 2, masked);
+    let m = &trained.metrics;
+    assert_eq!((m.skipped, m.loss, m.tokens, m.rollouts, m.grad_norm), (true, 0.0, 0, 0, 0.0));
+    assert_eq!(learner.weights().unwrap(), before);
+    assert!(trained.batch[1].logp_current.is_empty());
+    train(&mut learner, 3, batch());
+}
+
+/// Catches batches that would train on garbage, steps out of order, and a gradient clip that is not one.
+#[test]
+fn refusals_and_the_clip() {
+    let refusal = |change: fn(&mut Rollout)| {
+        let mut batch = batch();
+        change(&mut batch[1]);
+        learner(learning()).begin(1, batch).unwrap_err().message
+    };
+    assert_eq!(
+        refusal(|r| r.version[4] = 1),
+        "rollout 1 of group 0: a token was sampled by version 1, later than the learner's 0"
+    );
+    assert_eq!(refusal(|r| r.tokens[0] = 16), "rollout 1 of group 0: id 16 is not below the vocabulary's 16");
+    assert_eq!(refusal(|r| r.advantage.clear()), "rollout 1 of group 0: advantage has 0 entries for 5 tokens");
+    let mut learner = learner(Learning { grad_clip: 1e-3, ..learning() });
+    assert!(learner.work().is_err());
+    assert_eq!(learner.begin(2, batch()).unwrap_err().message, "step 2 cannot begin before step 1");
+    learner.begin(1, batch()).unwrap();
+    assert_eq!(learner.begin(1, batch()).unwrap_err().message, "step 1 cannot begin in step 1");
+    while learner.work().unwrap().is_none() {}
+    let first = &learner.moments[0].first;
+    let norm = first.iter().chain(&learner.moments[1].first).map(|m| f64::from(*m).powi(2)).sum::<f64>().sqrt();
+    assert!((norm - 0.1 * 1e-3).abs() < 1e-8, "first moments are 0.1 of a gradient of norm 1e-3: {norm}");
+}
+
+/// Metrics of a batch by hand.
+#[test]
+fn metrics_by_hand() {
+    let mut learner = learner(learning());
+    train(&mut learner, 1, batch());
+    let trained = train(&mut learner, 2, batch());
+    let (m, rollouts) = (&trained.metrics, &trained.batch);
+    assert_eq!((m.rollouts, m.tokens, m.slots), (2, 7, 8));
+    assert_eq!((m.reward, m.success, m.length), (0.5, 0.5, 4.0));
+    assert_eq!((m.lag_mean, m.lag_max), (1.0, 1));
+    let gaps = rollouts.iter().flat_map(|r| r.logp_current.iter().zip(&r.mask)).filter(|(_, m)| **m);
+    let gaps = gaps.map(|(current, _)| f64::from(*current + 2.5)).collect::<Vec<_>>();
+    let mean = |f: fn(f64) -> f64| gaps.iter().map(|&d| f(d)).sum::<f64>() / 7.0;
+    let close = |a: f64, b: f64| (a - b).abs() < 1e-6 * (1.0 + b.abs());
+    assert!(close(m.kl_k1, mean(|d| -d)), "{m:?}");
+    assert!(close(m.kl_k3, mean(|d| d.exp() - 1.0 - d)), "{m:?}");
+    assert!(close(m.logp_gap, mean(f64::abs)), "{m:?}");
+    assert!(close(m.ess, mean(f64::exp).powi(2) / mean(|d| (2.0 * d).exp())), "{m:?}");
+    assert!(close(m.loss, m.policy_loss + 0.5 * m.value_loss), "{m:?}");
+    assert!(m.entropy > 0.0 && m.entropy <= 16f64.ln());
+}
+
+/// Generates, rewards and trains `steps` batches of 4 groups of 8, on policy; the mean reward of each.
+fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
+    let mut learner = learner(Learning { lr: 0.3, ..learning() });
+    let mut generator = ToyGenerator::new(sampling(), 11);
+    let mut prompts = ToyPrompts::new(3, u64::MAX);
+    let (mut means, mut number) = (Vec::new(), 0);
+    for step in 1..=steps {
+        generator.load(step - 1, learner.weights().unwrap()).unwrap();
+        for _ in 0..4 {
+            let prompt = prompts.next().unwrap().unwrap();
+            generator.start(Arc::new(Group { number, size: 8, prompt, ..Group::default() })).unwrap();
+            number += 1;
+        }
+        let mut batch = Vec::new();
+        while generator.running() > 0 {
+            batch.extend(generator.step().unwrap());
+        }
+        batch.iter_mut().for_each(|r| ToyScorer.score(r).unwrap());
+        for i in 0..batch.len() {
+            let number = batch[i].group.number;
+            let peers = batch.iter().filter(|r| r.group.number == number).filter_map(|r| r.reward).sum::<f32>() / 8.0;
+            batch[i].advantage = vec![batch[i].reward.unwrap() - peers; batch[i].tokens.len()];
+        }
+        means.push(train(&mut learner, step, batch).metrics.reward);
+    }
+    (means, learner.weights.hashes())
+}
+
+/// Catches an engine that does not learn, and one whose second run differs in a bit.
+#[test]
+fn learns_the_task_the_same_way_twice() {
+    let (means, hashes) = rewards(30);
+    let (early, late) = (means[..5].iter().sum::<f64>() / 5.0, means[25..].iter().sum::<f64>() / 5.0);
+    assert!(early < 0.3 && late > 0.8, "reward went from {early} to {late}: {means:?}");
+    assert_eq!(rewards(30).1, hashes);
+}
