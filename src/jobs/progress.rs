@@ -2,12 +2,13 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tidegate_operators::fault::Fault;
-use tidegate_operators::record::{Metrics, SealedStep};
+use tidegate_operators::record::{Metrics, SealedStep, Status};
 use tidegate_operators::seal::Log;
 
 /// What the generators did so far, counted on their own threads.
@@ -15,10 +16,7 @@ use tidegate_operators::seal::Log;
 pub struct Counters {
     /// Completion tokens sampled.
     pub tokens: AtomicU64,
-    /// Rollouts ended.
-    pub rollouts: AtomicU64,
-    /// Nanoseconds in the generator port, and of those inside libtorch.
-    pub generate_ns: AtomicU64,
+    /// Nanoseconds inside libtorch, of one generator.
     pub torch_ns: AtomicU64,
 }
 
@@ -132,20 +130,45 @@ impl Progress {
     }
 }
 
-/// A log that shows what it seals, and keeps every step's metrics for the summary.
+/// What was sealed so far.
+#[derive(Debug, Default)]
+pub struct SealedSoFar {
+    pub metrics: Vec<Metrics>,
+    /// Rollouts that were not trained, by status.
+    pub not_trained: BTreeMap<String, u64>,
+}
+
+/// A log that shows what it seals, and counts it for the summary.
 pub struct Shown<D> {
-    pub log: D,
-    pub progress: Progress,
-    pub metrics: Arc<Mutex<Vec<Metrics>>>,
+    log: D,
+    progress: Progress,
+    sealed: Arc<Mutex<SealedSoFar>>,
+}
+
+impl<D> Shown<D> {
+    pub fn new(log: D, progress: Progress) -> Self {
+        Shown { log, progress, sealed: Arc::default() }
+    }
+
+    /// What was sealed, for when the log is gone.
+    pub fn sealed(&self) -> Arc<Mutex<SealedSoFar>> {
+        Arc::clone(&self.sealed)
+    }
 }
 
 impl<D: Log> Log for Shown<D> {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
         let metrics = step.metrics.clone();
+        let not_trained: Vec<String> =
+            step.rollouts.iter().filter(|r| r.status != Status::Trained).map(|r| r.status.to_string()).collect();
         self.log.seal(step)?;
+        let mut sealed = self.sealed.lock().unwrap_or_else(PoisonError::into_inner);
+        for status in not_trained {
+            *sealed.not_trained.entry(status).or_default() += 1;
+        }
         if let Some(metrics) = metrics {
             self.progress.step(&metrics);
-            self.metrics.lock().unwrap_or_else(PoisonError::into_inner).push(metrics);
+            sealed.metrics.push(metrics);
         }
         Ok(())
     }

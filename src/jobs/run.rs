@@ -36,10 +36,10 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     folder.write_spec(&spec.to_text())?;
     eprintln!("{}", plan(&spec, &policy));
 
-    let halt = signals::halt_on_signals()?;
+    let interrupt = signals::halt_on_signals()?;
     let before = evaluations("before", &held_out, &policy, &spec, &reward)?;
-    let training = Training { spec: &spec, folder: &folder, reward: &reward };
-    let outcome = training::train(&training, policy.shared(), prompts, &halt)?;
+    let training = Training { spec: &spec, folder: &folder, reward: &reward, policy: &policy };
+    let outcome = training::train(&training, prompts, &interrupt.halt)?;
     if let Some(weights) = &outcome.weights {
         policy.set_weights(weights);
     }
@@ -51,13 +51,13 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
         eprintln!("{} steps are sealed in {}{also}", outcome.metrics.len(), folder.path().display());
         return Err(Error::Fault(fault.clone()));
     }
-    let after = if halt.signal().is_none() { evaluations("after", &held_out, &policy, &spec, &reward)? } else { None };
+    let after = if interrupt.signal().is_none() { evaluations("after", &held_out, &policy, &spec, &reward)? } else { None };
     let summary = Summary::new(&spec, &outcome, before, after);
     match output {
         Output::Text => println!("{summary}"),
         Output::Json => println!("{}", serde_json::to_string(&summary).unwrap_or_default()),
     }
-    halt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
+    interrupt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
 }
 
 /// The longest completion must leave room for a prompt.
