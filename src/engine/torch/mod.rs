@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod device;
 mod ffi;
+pub mod generator;
 pub mod layout;
 pub mod model;
 pub mod staged;
