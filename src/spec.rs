@@ -9,8 +9,8 @@ use crate::tasks::reward::Reward;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use tidegate_operators::Plan;
-use tidegate_operators::lag::{Order, Schedule, ShortBatch};
+use tidegate_operators::plan::{Order, Plan, ShortBatch};
+use tidegate_operators::schedule::Schedule;
 
 /// Everything `tidegate run` needs to know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,9 +100,9 @@ pub struct ScheduleSpec {
     /// The bound on the lag of every trained token, steps.
     pub max_lag: u64,
     /// `arrival` (lowest mean lag) or `admission` (batches do not depend on timing).
-    pub order: OrderSpec,
+    pub order: Order,
     /// What becomes of the prompts' last groups where they do not fill a batch: `train` or `discard`.
-    pub short_batch: ShortBatchSpec,
+    pub short_batch: ShortBatch,
 }
 
 impl Default for ScheduleSpec {
@@ -110,8 +110,8 @@ impl Default for ScheduleSpec {
         ScheduleSpec {
             kind: ScheduleKind::Pipeline,
             max_lag: 4,
-            order: OrderSpec::Arrival,
-            short_batch: ShortBatchSpec::Train,
+            order: Order::Arrival,
+            short_batch: ShortBatch::Train,
         }
     }
 }
@@ -120,20 +120,6 @@ impl Default for ScheduleSpec {
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
     Pipeline,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OrderSpec {
-    Arrival,
-    Admission,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ShortBatchSpec {
-    Train,
-    Discard,
 }
 
 /// Which timely workers do what (`[workers]`). One index in both roles shares that worker between them.
@@ -145,8 +131,8 @@ pub struct WorkersSpec {
     /// The worker that trains.
     pub learners: Vec<usize>,
     /// libtorch threads of each generating, and of the training worker.
-    pub generator_threads: usize,
-    pub learner_threads: usize,
+    pub generator_threads: u16,
+    pub learner_threads: u16,
     /// Processes of the run.
     pub processes: usize,
 }
@@ -241,17 +227,12 @@ impl Spec {
         Plan {
             start,
             steps: self.steps,
+            admitted: 0,
             batch_groups: self.batch_groups(),
             group_size: self.batch.group_size as u32,
             schedule: Schedule::Pipeline { max_lag: self.schedule.max_lag },
-            order: match self.schedule.order {
-                OrderSpec::Arrival => Order::Arrival,
-                OrderSpec::Admission => Order::Admission,
-            },
-            short_batch: match self.schedule.short_batch {
-                ShortBatchSpec::Train => ShortBatch::Train,
-                ShortBatchSpec::Discard => ShortBatch::Discard,
-            },
+            order: self.schedule.order,
+            short_batch: self.schedule.short_batch,
             slots: self.generate.slots,
             generators: self.workers.generators.clone(),
             learner: self.workers.learners.first().copied().unwrap_or(0),

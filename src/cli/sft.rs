@@ -18,6 +18,6 @@ pub struct Args {
 
 impl Args {
     pub fn execute(self) -> Result<()> {
-        sft(SftSpec::load(&self.spec, &self.sets)?)
+        sft(&SftSpec::load(&self.spec, &self.sets)?)
     }
 }

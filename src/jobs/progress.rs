@@ -16,7 +16,7 @@ use tidegate_operators::seal::Log;
 pub struct Counters {
     /// Completion tokens sampled.
     pub tokens: AtomicU64,
-    /// Nanoseconds inside libtorch, of one generator.
+    /// Nanoseconds inside libtorch, over all generators.
     pub torch_ns: AtomicU64,
 }
 

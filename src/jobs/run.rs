@@ -122,7 +122,7 @@ fn evaluations(
     if items.is_empty() {
         return Ok(None);
     }
-    device::set_threads(spec.workers.generator_threads + spec.workers.learner_threads)?;
+    device::set_threads(spec.workers.generator_threads + spec.workers.learner_threads);
     let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, reward, mode, spec.seed) };
     let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
     let rate = |e: &Evaluation| 100.0 * e.total().rate().unwrap_or(0.0);

@@ -1,7 +1,7 @@
 //! `sft`: a supervised warm start with the learner that `run` uses.
 
 use crate::engine::spec::{Learning, Sampling};
-use crate::engine::SPECIAL;
+use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::learner::TorchLearner;
@@ -36,7 +36,7 @@ pub struct SftSpec {
     /// Pairs a step.
     pub batch_size: usize,
     /// libtorch threads.
-    pub threads: usize,
+    pub threads: u16,
     pub model: StartModel,
     /// A file of pairs; left out: `task` are generated.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,7 +126,7 @@ impl SftSpec {
 /// # Errors
 /// A model, data set or device that is not as the spec says; a disk that refuses.
 pub fn sft(spec: &SftSpec) -> Result<()> {
-    device::set_threads(spec.threads)?;
+    device::set_threads(spec.threads);
     let reward = Reward::new(&spec.reward)?;
     let mut policy = start(spec)?;
     let mut learner = policy.learner(&learning(spec), 1.0, spec.steps, 0)?;

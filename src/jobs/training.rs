@@ -33,7 +33,7 @@ pub struct Training<'a> {
 }
 
 /// What came of it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Outcome {
     /// Of every sealed step, in order.
     pub metrics: Vec<Metrics>,
@@ -80,7 +80,7 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
         ports.push(Ports {
             prompts: if worker == plan.admitter() { prompts.take() } else { None }
                 .map(|prompts| TokenizedPrompts { prompts, tokenizer: policy.tokenizer.clone() }),
-            generator: generator.map(|generator| Counted { generator, counters: Arc::clone(&counters) }),
+            generator: generator.map(|generator| Counted { generator, counters: Arc::clone(&counters), torch_ns: 0 }),
             scorer: generates.then(|| RuleScorer(reward.clone())),
             estimator: generates.then(|| GroupEstimator::new(&spec.estimate, baseline)),
             learner: if worker == plan.learner { learner.take() } else { None },
@@ -170,6 +170,8 @@ impl Learner for Keeping {
 struct Counted {
     generator: TorchGenerator,
     counters: Arc<Counters>,
+    /// Of the generator's time in libtorch, what is counted.
+    torch_ns: u64,
 }
 
 impl Generator for Counted {
@@ -187,7 +189,9 @@ impl Generator for Counted {
         let ended = self.generator.step()?;
         let tokens: usize = ended.iter().map(|rollout| rollout.tokens.len()).sum();
         self.counters.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
-        self.counters.torch_ns.store(self.generator.torch_ns(), Ordering::Relaxed);
+        let torch_ns = self.generator.torch_ns();
+        self.counters.torch_ns.fetch_add(torch_ns - self.torch_ns, Ordering::Relaxed);
+        self.torch_ns = torch_ns;
         Ok(ended)
     }
 

@@ -17,6 +17,7 @@ use crate::engine::torch::weights::Snapshot;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::generate::Generator;
@@ -56,6 +57,7 @@ pub struct TorchGenerator {
     /// `[rows, V]` and `[rows]`, written anew each step.
     logps: Vec<f32>,
     values: Vec<f32>,
+    torch_ns: u64,
 }
 
 /// A group of which some samples have no slot yet.
@@ -101,10 +103,16 @@ impl TorchGenerator {
             inputs: Vec::new(),
             logps: Vec::new(),
             values: Vec::new(),
+            torch_ns: 0,
             config,
             layout,
             settings,
         })
+    }
+
+    /// Nanoseconds spent in libtorch so far.
+    pub fn torch_ns(&self) -> u64 {
+        self.torch_ns
     }
 
     /// Why a prompt cannot be sampled, if so.
@@ -210,7 +218,9 @@ impl TorchGenerator {
             return Ok(done);
         }
         let (version, model) = self.model.take().ok_or_else(|| Error::engine("generator", "no weights were loaded"))?;
+        let started = Instant::now();
         let decoded = self.fill_slots(&model).and_then(|()| self.decode(&model));
+        self.torch_ns += started.elapsed().as_nanos() as u64;
         self.model = Some((version, model));
         decoded?;
         for slot in 0..self.slots.len() {

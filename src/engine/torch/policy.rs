@@ -5,7 +5,7 @@ use crate::engine::tokenizer::{self, Tokenizer};
 use crate::engine::torch::checkpoint;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
-use crate::engine::torch::generator::TorchGenerator;
+use crate::engine::torch::generator::{Settings, TorchGenerator};
 use crate::engine::torch::layout::{Layout, ValueHead};
 use crate::engine::torch::learner::TorchLearner;
 use crate::engine::torch::weights::Snapshot;
@@ -33,6 +33,7 @@ impl Policy {
     /// A device that is not there; a folder that is not a model tidegate runs; a tokenizer larger than the vocabulary.
     pub fn load(folder: &Path, device: &str, value_head: ValueHead) -> Result<Policy> {
         let device = device::parse(device)?;
+        device::open(device)?;
         let loaded = checkpoint::load(folder, value_head)?;
         let tokenizer = Tokenizer::load(folder)?;
         if tokenizer.size() as i64 > loaded.config.vocab_size {
@@ -61,13 +62,22 @@ impl Policy {
         tokenizer::write_char_level(folder, alphabet)
     }
 
-    /// A generator that holds these weights as version 0.
+    /// A generator of this model, without weights yet.
     ///
     /// # Errors
     /// Not enough memory for its cache.
     pub fn generator(&self, sampling: &Sampling, seed: u64, worker: usize) -> Result<TorchGenerator> {
-        let Policy { config, layout, device, tokenizer, .. } = self;
-        TorchGenerator::new(config, layout, *device, sampling, seed, tokenizer.decoder(), worker)
+        let decoder = self.tokenizer.decoder();
+        let settings = Settings {
+            device: self.device,
+            sampling: sampling.clone(),
+            seed,
+            eos: self.config.eos_token_id.clone(),
+            decode: Box::new(move |ids| decoder(ids)),
+            max_len: self.config.max_position_embeddings as usize,
+            worker,
+        };
+        TorchGenerator::new(self.config.clone(), self.layout.clone(), settings)
     }
 
     /// A learner that starts from a copy of these weights as version `version`, towards `steps` steps.
@@ -75,8 +85,9 @@ impl Policy {
     /// # Errors
     /// Not enough memory.
     pub fn learner(&self, learning: &Learning, temperature: f64, steps: u64, version: u64) -> Result<TorchLearner> {
-        let flat = self.flat.f_copy()?;
-        TorchLearner::new(&self.config, &self.layout, flat, self.device, learning, temperature, steps, version)
+        let flat = self.snapshot()?.flat().shallow_clone();
+        let (config, layout) = (self.config.clone(), self.layout.clone());
+        TorchLearner::new(config, layout, flat, self.device, learning.clone(), temperature, steps, version)
     }
 
     /// An immutable copy of the weights.

@@ -1,0 +1,1 @@
+//! `analyze` (being built).
