@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::jobs::Output;
-use crate::jobs::replay::{Options, replay};
+use crate::jobs::replay::{Identity, Options, replay};
 use std::path::PathBuf;
 
 /// Train again from recorded rollouts, without a generator
@@ -31,6 +31,7 @@ pub struct Args {
 impl Args {
     pub fn execute(self) -> Result<()> {
         let output = if self.json { Output::Json } else { Output::Text };
-        replay(&Options { run: self.run, sets: self.sets, steps: self.steps, force: self.force, output })
+        let identity = if self.force { Identity::Waived } else { Identity::Required };
+        replay(&Options { run: self.run, sets: self.sets, steps: self.steps, identity, output })
     }
 }

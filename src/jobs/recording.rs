@@ -1,0 +1,82 @@
+//! A run's log as the source of a replay: its batches in order, and what each step must come to.
+
+use crate::error::{Error, Result};
+use crate::store::{RunFolder, StepFile, steps};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use tidegate_operators::fault::Fault;
+use tidegate_operators::record::{Metrics, Rollout, Status, Step};
+use tidegate_operators::recorded::Recorded;
+
+/// One step as it was recorded.
+#[derive(Clone, Debug, Default)]
+pub struct RecordedStep {
+    pub metrics: Metrics,
+    /// The batch, in its order; discarded groups are left out.
+    pub batch: Vec<Rollout>,
+}
+
+/// The recorded steps that were read and not yet compared: a handful, since a replay reads just ahead of itself.
+#[derive(Clone, Debug, Default)]
+pub struct Expected(Arc<Mutex<BTreeMap<Step, RecordedStep>>>);
+
+impl Expected {
+    /// The recorded step, out of the list.
+    pub fn take(&self, step: Step) -> Option<RecordedStep> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&step)
+    }
+
+    fn put(&self, step: Step, recorded: RecordedStep) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(step, recorded);
+    }
+}
+
+/// The groups of a log's batches, read one file at a time.
+pub struct Recording {
+    files: Box<dyn Iterator<Item = Result<StepFile>> + Send>,
+    groups: VecDeque<Vec<Rollout>>,
+    expected: Expected,
+    next: Step,
+}
+
+impl Recording {
+    /// The first `count` steps of a run.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub fn open(folder: &RunFolder, count: u64) -> Result<Recording> {
+        let files = Box::new(steps(folder)?.take(usize::try_from(count).unwrap_or(usize::MAX)));
+        Ok(Recording { files, groups: VecDeque::new(), expected: Expected::default(), next: 1 })
+    }
+
+    /// What the steps must come to, filled as they are read.
+    pub fn expected(&self) -> Expected {
+        self.expected.clone()
+    }
+
+    fn read(&mut self, file: StepFile) -> Result<()> {
+        let StepFile { path, footer, rollouts, .. } = file;
+        if footer.step != self.next {
+            let why = format!("seals step {}, expected step {}: a file of the log is missing", footer.step, self.next);
+            return Err(Error::file(path, why));
+        }
+        self.next += 1;
+        let Some(metrics) = footer.metrics else { return Err(Error::file(path, "its footer has no metrics to compare with")) };
+        let trained: HashSet<u64> =
+            rollouts.iter().filter(|r| r.status == Status::Trained).map(|r| r.group.number).collect();
+        let batch: Vec<Rollout> = rollouts.into_iter().filter(|r| trained.contains(&r.group.number)).collect();
+        self.groups.extend(batch.chunk_by(|a, b| a.group.number == b.group.number).map(<[Rollout]>::to_vec));
+        self.expected.put(footer.step, RecordedStep { metrics, batch });
+        Ok(())
+    }
+}
+
+impl Recorded for Recording {
+    fn next(&mut self) -> Result<Option<Vec<Rollout>>, Fault> {
+        while self.groups.is_empty() {
+            let Some(file) = self.files.next() else { return Ok(None) };
+            file.and_then(|file| self.read(file)).map_err(|e| Fault::new("recorded", e))?;
+        }
+        Ok(self.groups.pop_front())
+    }
+}
