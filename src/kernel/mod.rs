@@ -1,7 +1,27 @@
 //! The kernel: pure maths on slices (floor 0). Knows nothing of tensors, files or operators.
+//!
+//! Each formula stands once, in plain Rust on detached numbers: the kernel gives a loss and its derivatives, the learner
+//! back-propagates them and knows no algorithm's name. Two habits hold in every file:
+//!
+//! * a mask *selects*, it never multiplies: what stands under a masked token, be it NaN, changes nothing;
+//! * a NaN that is not masked stays a NaN, so that it is seen. (`f32::min` and `f32::max` would drop it: here one compares.)
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | [`advantage`] | advantages of one group from its rewards; reward minus value where there is a critic |
+//! | [`gae`] | generalised advantage estimation over one rollout's tokens |
+//! | [`ratio`] | importance ratios, bounded and truncated |
+//! | [`loss`] | policy and value losses with their derivatives |
+//! | [`aggregation`] | how the tokens' losses become one number |
+//! | [`kl`] | estimates of the Kullback-Leibler divergence |
+//! | [`ess`] | effective sample size, mergeable |
+//! | [`mean`] | a token-weighted mean, mergeable |
 
 pub mod advantage;
 pub mod aggregation;
 pub mod ess;
+pub mod gae;
 pub mod kl;
 pub mod loss;
+pub mod mean;
+pub mod ratio;
