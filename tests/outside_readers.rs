@@ -23,7 +23,7 @@ fn python(arguments: &[&Path]) -> Value {
     let output = output.expect("python3 is needed to run other people's readers");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "outside_readers.py: {errors}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    serde_json::from_slice(&output.stdout).expect("outside_readers.py prints JSON")
 }
 
 fn rollout(step: u64, number: u64, versions: &[u64]) -> Rollout {

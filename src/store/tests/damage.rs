@@ -1,6 +1,6 @@
 //! Damaged files: each is named, none is half read, none makes the reader panic.
 
-use super::super::{read_json_rows, read_step, steps};
+use crate::store::{read_json_rows, read_step, steps};
 use super::{run, small_step, write_small};
 use crate::error::Error;
 use crate::store::layout::LogFile;

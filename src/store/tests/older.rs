@@ -1,7 +1,7 @@
 //! Files of older writers and of other tools: read with defaults and a note, or refused by file and column.
 
-use super::super::schema::schema;
-use super::super::{encode::encode, read_json_rows, read_step};
+use crate::store::schema::schema;
+use crate::store::{encode::encode, read_json_rows, read_step};
 use super::{small_step, write_small};
 use crate::error::{Error, Result};
 use crate::store::StepFile;
