@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use tidegate::jobs::analyze::{self, SkipBad};
 use tidegate::store::{FooterInfo, ParquetLog, RunFolder, read_step};
 use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status};
 use tidegate_operators::seal::Log;
@@ -81,6 +82,11 @@ fn pyarrow_and_duckdb_read_the_log() {
     assert_eq!(said["pyarrow"]["footer"]["tidegate.learner_threads"], "2");
     let inside: Value = serde_json::from_str(said["pyarrow"]["footer"]["tidegate.metrics"].as_str().unwrap()).unwrap();
     assert_eq!((&inside["step"], &inside["loss"], &inside["entropy"]), (&4.into(), &0.5.into(), &"NaN".into()));
+
+    let report = analyze::report(&[folder.path().to_owned()], SkipBad::No).expect("a report of the same run");
+    assert_eq!(report.runs[0].lag.max.map(Value::from).as_ref(), Some(&said["duckdb"]["max_lag"]));
+    assert_eq!(report.runs[0].lag.mean.map(Value::from).as_ref(), Some(&said["duckdb"]["mean_lag"]));
+    assert_eq!(report.runs[0].reward.trained.map(Value::from).as_ref(), Some(&said["duckdb"]["mean_reward"]));
 
     // A file that pyarrow rewrote, key-values kept and so the seal void, is still one of ours.
     let again = read_step(&rewritten).unwrap();

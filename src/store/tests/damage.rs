@@ -1,9 +1,9 @@
 //! Damaged files: each is named, none is half read, none makes the reader panic.
 
-use crate::store::{read_json_rows, read_step, steps};
 use super::{run, small_step, write_small};
 use crate::error::Error;
 use crate::store::layout::LogFile;
+use crate::store::{read_json_rows, read_step, steps};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! What is written comes back, whatever it is.
 
-use crate::store::{layout::LogFile, read_footer, read_step, steps, write_metrics};
 use super::{info, run, small_step, write_small};
+use crate::store::{layout::LogFile, read_footer, read_step, steps, write_metrics};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -1,10 +1,10 @@
 //! Files of older writers and of other tools: read with defaults and a note, or refused by file and column.
 
-use crate::store::schema::schema;
-use crate::store::{encode::encode, read_json_rows, read_step};
 use super::{small_step, write_small};
 use crate::error::{Error, Result};
 use crate::store::StepFile;
+use crate::store::schema::schema;
+use crate::store::{encode::encode, read_json_rows, read_step};
 use arrow::array::{ArrayRef, Int32Array, NullArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema};
