@@ -1,6 +1,6 @@
 //! Arrow columns to rollouts.
 
-use super::schema::{COLUMNS, Column, Kind, Missing, part_fields, parse_status, parse_stop};
+use super::schema::{COLUMNS, Column, Kind, Missing, parse_status, parse_stop, part_fields};
 use crate::error::{Error, Result};
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, ListArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -51,7 +51,7 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// A value that its field cannot hold, by column and row.
     pub(super) fn decode(&mut self, batch: &RecordBatch) -> Result<()> {
-        let columns = Columns::new(self.path, batch)?;
+        let columns = Columns::new(self.path, self.rollouts.len(), batch)?;
         for row in 0..batch.num_rows() {
             let group = self.share(columns.group(row)?);
             self.rollouts.push(columns.rollout(row, group)?);
@@ -72,11 +72,13 @@ impl<'a> Decoder<'a> {
 /// The columns of one batch, cast to the types that this reader works with.
 struct Columns<'a> {
     path: &'a Path,
+    /// Row of the file that the batch's first one is.
+    first: usize,
     by_name: HashMap<&'static str, ArrayRef>,
 }
 
 impl<'a> Columns<'a> {
-    fn new(path: &'a Path, batch: &RecordBatch) -> Result<Self> {
+    fn new(path: &'a Path, first: usize, batch: &RecordBatch) -> Result<Self> {
         let mut by_name = HashMap::new();
         for column in &COLUMNS {
             if let Some(array) = batch.column_by_name(column.name) {
@@ -84,7 +86,7 @@ impl<'a> Columns<'a> {
                 by_name.insert(column.name, array);
             }
         }
-        Ok(Columns { path, by_name })
+        Ok(Columns { path, first, by_name })
     }
 
     fn group(&self, row: usize) -> Result<Group> {
@@ -135,7 +137,7 @@ impl<'a> Columns<'a> {
     }
 
     fn refused(&self, column: &str, row: usize, reason: impl std::fmt::Display) -> Error {
-        Error::column(self.path, column, format!("row {row} of its batch: {reason}"))
+        Error::column(self.path, column, format!("row {}: {reason}", self.first + row))
     }
 
     /// The column, if the file has it and it is not null in this row.

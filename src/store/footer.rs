@@ -85,7 +85,8 @@ impl Footer {
         }
         let schema_version = parse(path, &pairs, "tidegate.schema_version")?.unwrap_or(0);
         if schema_version > SCHEMA_VERSION {
-            let reason = format!("schema version {schema_version} is newer than {SCHEMA_VERSION}, the newest this program reads");
+            let reason =
+                format!("schema version {schema_version} is newer than {SCHEMA_VERSION}, the newest this program reads");
             return Err(Error::file(path, reason));
         }
         if pairs.is_empty() {

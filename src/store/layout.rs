@@ -267,7 +267,8 @@ mod tests {
         for file in [LogFile::Step(42), LogFile::Tail(43), LogFile::Step(123_456_789)] {
             assert_eq!(LogFile::from_name(&file.name()), Some(file));
         }
-        for other in ["step-42.parquet", "step-00000042.parquet.tmp", "step-+0000042.parquet", "notes.txt", "step-.parquet"] {
+        for other in ["step-42.parquet", "step-00000042.parquet.tmp", "step-+0000042.parquet", "notes.txt", "step-.parquet"]
+        {
             assert_eq!(LogFile::from_name(other), None, "{other}");
         }
     }

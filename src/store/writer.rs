@@ -49,12 +49,8 @@ impl ParquetLog {
             let earlier = read_step(&path)?.rollouts;
             sealed.rollouts.extend(earlier.into_iter().filter(|r| matches!(r.status, Status::Discarded(_))));
         }
-        let footer = Footer {
-            schema_version: SCHEMA_VERSION,
-            step: sealed.step,
-            info: self.info.clone(),
-            metrics: sealed.metrics,
-        };
+        let footer =
+            Footer { schema_version: SCHEMA_VERSION, step: sealed.step, info: self.info.clone(), metrics: sealed.metrics };
         write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer))
     }
 }
@@ -86,7 +82,9 @@ fn properties() -> WriterProperties {
         .set_created_by(CREATED_BY.to_owned())
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_max_row_group_row_count(Some(ROWS_A_GROUP))
-        .set_statistics_enabled(EnabledStatistics::Chunk);
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        // No page index: it lies between the rows and the footer, where no seal covers it, and rows are read whole.
+        .set_offset_index_disabled(true);
     for column in ["logp_behavior", "logp_current", "value"] {
         properties = encoded(properties, &[column, "list", "element"], Encoding::BYTE_STREAM_SPLIT);
     }

@@ -1,7 +1,7 @@
 //! What is written comes back, whatever it is.
 
-use super::super::{layout::LogFile, read_footer, read_step, steps, write_metrics};
 use super::{info, run, small_step, write_small};
+use crate::store::{layout::LogFile, read_footer, read_step, steps, write_metrics};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -77,7 +77,7 @@ fn metrics_are_one_row_a_step() {
         log.seal(small_step(step)).unwrap();
     }
     write_metrics(&folder).unwrap();
-    let rows: Vec<_> = super::super::read_json_rows(&folder.metrics()).unwrap().map(Result::unwrap).collect();
+    let rows: Vec<_> = crate::store::read_json_rows(&folder.metrics()).unwrap().map(Result::unwrap).collect();
     assert_eq!(rows.len(), 3);
     assert_eq!(rows[1]["step"], 2);
     assert_eq!(rows[1]["loss"], 0.1);

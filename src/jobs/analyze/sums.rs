@@ -1,0 +1,108 @@
+//! Sums of advantages and of times.
+
+use crate::jobs::analyze::lag::trained;
+use crate::jobs::analyze::report::{Advantages, Times};
+use crate::kernel::mean::Mean;
+use tidegate_operators::record::{Metrics, Rollout, Status};
+
+#[derive(Debug, Default)]
+pub(super) struct AdvantageSums {
+    mean: Mean,
+    squares: Mean,
+    zero: Mean,
+    range: Option<(f32, f32)>,
+}
+
+impl AdvantageSums {
+    pub(super) fn add(&mut self, rollout: &Rollout) {
+        for (_, a) in rollout.advantage.iter().enumerate().filter(|(i, _)| trained(rollout, *i)) {
+            self.mean.add((*a).into());
+            self.squares.add(f64::from(*a) * f64::from(*a));
+            self.zero.add(f64::from(u8::from(*a == 0.0)));
+            let (low, high) = self.range.unwrap_or((*a, *a));
+            self.range = Some((low.min(*a), high.max(*a)));
+        }
+    }
+
+    pub(super) fn finish(self) -> Advantages {
+        let mean = self.mean.value();
+        // Two sums suffice: advantages are centred, so little cancels. Rounding may still leave less than 0.
+        let variance = mean.zip(self.squares.value()).map(|(mean, squares)| squares - mean * mean);
+        Advantages {
+            tokens: self.mean.count(),
+            mean,
+            deviation: variance.map(|v| if v < 0.0 { 0.0 } else { v.sqrt() }),
+            min: self.range.map(|(low, _)| low),
+            max: self.range.map(|(_, high)| high),
+            zero: self.zero.value(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct TimeSums {
+    first_ns: Option<i64>,
+    last_ns: Option<i64>,
+    rollouts: u64,
+    tokens: u64,
+    trained_tokens: u64,
+    queued: Mean,
+    generating: Mean,
+    ready: Mean,
+    train_ns: f64,
+    wait_forced_ns: f64,
+    wait_any_ns: f64,
+    skipped_steps: u64,
+}
+
+impl TimeSums {
+    pub(super) fn metrics(&mut self, metrics: &Metrics) {
+        self.train_ns += metrics.train_ns as f64;
+        self.wait_forced_ns += metrics.wait_forced_ns as f64;
+        self.wait_any_ns += metrics.wait_any_ns as f64;
+        self.skipped_steps += u64::from(metrics.skipped);
+        self.last_ns = self.last_ns.max((metrics.finished_ns > 0).then_some(metrics.finished_ns));
+    }
+
+    /// A time of 0 was never taken.
+    pub(super) fn rollout(&mut self, rollout: &Rollout) {
+        let taken = |ns: i64| (ns > 0).then_some(ns);
+        let admitted = taken(rollout.group.admitted_ns);
+        let (started, finished, used) = (taken(rollout.started_ns), taken(rollout.finished_ns), taken(rollout.trained_ns));
+        self.first_ns = [self.first_ns, admitted, started].into_iter().flatten().min();
+        self.last_ns = self.last_ns.max(finished).max(used);
+        let spans = [
+            (&mut self.queued, admitted, started),
+            (&mut self.generating, started, finished),
+            (&mut self.ready, finished, used),
+        ];
+        for (mean, from, to) in spans {
+            from.zip(to).inspect(|(from, to)| mean.add((to - from) as f64 / 1e9));
+        }
+        if finished.is_some() {
+            self.rollouts += 1;
+            self.tokens += rollout.tokens.len() as u64;
+        }
+        if rollout.status == Status::Trained {
+            self.trained_tokens += (0..rollout.tokens.len()).filter(|i| trained(rollout, *i)).count() as u64;
+        }
+    }
+
+    pub(super) fn finish(self) -> Times {
+        let wall_s = self.first_ns.zip(self.last_ns).map(|(first, last)| (last - first) as f64 / 1e9);
+        let rate = |count: u64| wall_s.filter(|s| *s > 0.0).map(|s| count as f64 / s);
+        Times {
+            wall_s,
+            sampled_tokens_per_s: rate(self.tokens),
+            sampled_rollouts_per_s: rate(self.rollouts),
+            trained_tokens_per_s: rate(self.trained_tokens),
+            queued_s: self.queued.value(),
+            generating_s: self.generating.value(),
+            ready_s: self.ready.value(),
+            training_s: self.train_ns / 1e9,
+            waiting_forced_s: self.wait_forced_ns / 1e9,
+            waiting_any_s: self.wait_any_ns / 1e9,
+            skipped_steps: self.skipped_steps,
+        }
+    }
+}
