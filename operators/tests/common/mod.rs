@@ -1,5 +1,5 @@
 //! A small world for the dataflow: ports whose every answer is a function of a seed, and a run that cannot hang a test.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; all of it is tests")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
