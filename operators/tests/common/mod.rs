@@ -130,15 +130,11 @@ impl World {
 
     pub fn ports(&self, log: &Arc<Mutex<Vec<SealedStep>>>, slots: usize) -> FakePorts {
         let world = self.clone();
+        let generator =
+            FakeGenerator { world: world.clone(), version: 0, slots, sequences: Vec::new(), refused: Vec::new() };
         Ports {
             prompts: Some(FakePrompts { world: world.clone(), next: 0 }),
-            generator: Some(FakeGenerator {
-                world: world.clone(),
-                version: 0,
-                slots,
-                sequences: Vec::new(),
-                refused: Vec::new(),
-            }),
+            generator: Some(generator),
             scorer: Some(FakeScorer(world.clone())),
             estimator: Some(FakeEstimator(world.clone())),
             learner: Some(FakeLearner { world: world.clone(), open: None, left: 0 }),
@@ -319,7 +315,22 @@ impl Outcome {
     }
 }
 
-/// Runs the plan in the world on `workers` threads; `each` runs after every worker step. Fails the test if it hangs.
+/// Runs `logic` on each of `workers` timely threads and then lets the dataflows end. Fails the test if that hangs.
+pub fn on_workers<T: Send + 'static>(
+    workers: usize,
+    what: &str,
+    logic: impl Fn(&mut timely::worker::Worker) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let (ended, end) = mpsc::channel();
+    std::thread::spawn(move || {
+        let guards = timely::execute(timely::Config::process(workers), logic).unwrap();
+        let _ = ended.send(guards.join().into_iter().collect::<Result<Vec<_>, _>>());
+    });
+    let ended = end.recv_timeout(Duration::from_secs(30));
+    ended.unwrap_or_else(|_| panic!("hangs on {workers} workers: {what}")).expect("no worker panics")
+}
+
+/// Runs the plan in the world on `workers` threads; `each` runs after every worker step.
 pub fn run(
     plan: &Plan,
     world: &World,
@@ -327,30 +338,39 @@ pub fn run(
     halt: &Halt,
     each: impl Fn(usize, &Probes) + Send + Sync + 'static,
 ) -> Outcome {
+    run_with(plan, world, workers, halt, |_, ports| ports, each)
+}
+
+/// The same, with some of the ports changed on some workers.
+pub fn run_with<L: Learner<Weights = u64> + 'static>(
+    plan: &Plan,
+    world: &World,
+    workers: usize,
+    halt: &Halt,
+    change: impl Fn(usize, FakePorts) -> Ports<FakePrompts, FakeGenerator, FakeScorer, FakeEstimator, L, FakeLog>
+    + Send
+    + Sync
+    + 'static,
+    each: impl Fn(usize, &Probes) + Send + Sync + 'static,
+) -> Outcome {
     world.done.store(plan.start, Ordering::SeqCst);
-    let what = format!("hangs: {workers} workers, {plan:?}, {world:?}");
+    let what = format!("{plan:?}, {world:?}");
     let log = Arc::new(Mutex::new(Vec::new()));
     let census = Census::new();
     let (told, notices) = mpsc::channel();
-    let (ended, end) = mpsc::channel();
     let (plan, world, halt, steps, counts) = (plan.clone(), world.clone(), halt.clone(), Arc::clone(&log), census.clone());
     let told = Mutex::new(told);
-    std::thread::spawn(move || {
-        let guards = timely::execute(timely::Config::process(workers), move |worker| {
-            let told = told.lock().unwrap().clone();
-            let observe = move |notice| told.send(notice).unwrap();
-            let ports = world.ports(&steps, plan.slots);
-            let probes = worker.dataflow(|scope| dataflow(scope, &plan, ports, &halt, &counts, observe));
-            while worker.has_dataflows() {
-                worker.step_or_park(None);
-                each(worker.index(), &probes);
-            }
-            assert!(probes.sealed.done() && probes.weights.done());
-        });
-        let joined = guards.unwrap().join().into_iter().collect::<Result<Vec<_>, _>>();
-        ended.send(joined.map(|_| ())).unwrap();
+    on_workers(workers, &what, move |worker| {
+        let told = told.lock().unwrap().clone();
+        let observe = move |notice| told.send(notice).unwrap();
+        let ports = change(worker.index(), world.ports(&steps, plan.slots));
+        let probes = worker.dataflow(|scope| dataflow(scope, &plan, ports, &halt, &counts, observe));
+        while worker.has_dataflows() {
+            worker.step_or_park(None);
+            each(worker.index(), &probes);
+        }
+        assert!(probes.sealed.done() && probes.weights.done());
     });
-    end.recv_timeout(Duration::from_secs(30)).expect(&what).expect("no worker panics");
     let sealed = std::mem::take(&mut *log.lock().unwrap());
     Outcome { sealed, notices: notices.try_iter().collect(), counts: census.snapshot() }
 }
