@@ -91,7 +91,7 @@ impl ToyLearner {
             if let Some(slot) = critic[0].get_mut(contexts[t]) {
                 *slot += weight * self.learning.value_coef as f32 * d_value;
             }
-            tally.token(&Trace { rollout, t, term: terms[t], weight, entropy, value_loss, version: self.version });
+            tally.token(&Trace { rollout, t, term: terms[t], weight, entropy, value_loss });
         }
     }
 
