@@ -1,1 +1,29 @@
 //! The torch engine: the only folder that names tch.
+//!
+//! * [`config`] what a model is, [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
+//! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
+//! * [`generator`] samples, over [`cache`];
+//! * [`device`] and `ffi` where it all runs.
+
+pub mod cache;
+pub mod checkpoint;
+pub mod config;
+pub mod device;
+mod ffi;
+pub mod generator;
+pub mod layout;
+pub mod model;
+pub mod staged;
+pub mod weights;
+
+use crate::error::Error;
+use tch::TchError;
+
+/// libtorch's own words, without the C++ backtrace that follows them.
+impl From<TchError> for Error {
+    fn from(error: TchError) -> Self {
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        Error::engine("libtorch", line.trim_start_matches("Internal torch error: "))
+    }
+}
