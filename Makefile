@@ -87,9 +87,12 @@ test: libtorch .pydeps ## all tests that need nothing but this machine
 	.peers/bin/python -m pip install --quiet $(PEER_PACKAGES) || { rm -rf .peers; $(call fail,pip could not fetch $(PEER_PACKAGES)); }
 	@touch .peers
 
+SAVED := $(CURDIR)/target/saved
 .PHONY: test-peers
 test-peers: libtorch .peers ## compare with transformers (fetches 5 GB into .peers)
-	PATH="$(CURDIR)/.peers/bin:$$PATH" .peers/bin/python tests/peers/check_saved.py
+	@rm -rf '$(SAVED)'
+	TIDEGATE_KEEP_SAVED='$(SAVED)' $(CARGO) test --lib saved_folders
+	.peers/bin/python tests/peers/check_saved.py '$(SAVED)'/*
 
 .PHONY: bench
 bench: libtorch ## measure

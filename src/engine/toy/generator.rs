@@ -1,8 +1,8 @@
 //! Sampling with the table policy: slots filled first come first served, one token a step for all that run.
 
-use super::policy::{ToyWeights, log_softmax};
+use super::policy::{ToyWeights, divisor, log_softmax};
 use super::task::{EOS, ToyTokenizer};
-use crate::engine::sampler::uniform;
+use crate::engine::sampler::{Choice, choose, uniform};
 use crate::engine::spec::Sampling;
 use std::collections::VecDeque;
 use std::mem;
@@ -111,7 +111,8 @@ impl Draw {
     fn token(&self, rollout: &mut Rollout, version: Version, weights: &ToyWeights) -> Option<Stop> {
         let context = weights.context(&rollout.group.prompt.tokens, &rollout.tokens);
         let u = uniform(self.seed, rollout.group.number, rollout.sample, rollout.tokens.len() as u32);
-        let (token, logp) = choose(weights.row(context), &self.sampling, u);
+        let mut logps = log_softmax(weights.row(context), divisor(&self.sampling));
+        let Choice { token, logp } = choose(&mut logps, &self.sampling, u);
         rollout.tokens.push(token);
         rollout.mask.push(true);
         rollout.logp_behavior.push(logp);
@@ -167,19 +168,6 @@ pub fn resample(weights: &impl Fn(Version) -> ToyWeights, rollout: &Rollout, sam
         again.stop = Stop::Refused;
     }
     again
-}
-
-/// Draws from the distribution that `sampling` makes of the logits: the token and its log-probability under it.
-fn choose(logits: &[f32], sampling: &Sampling, u: f64) -> (u32, f32) {
-    let logps = log_softmax(logits, sampling.temperature as f32);
-    let mut below = 0.0;
-    for (token, logp) in logps.iter().enumerate() {
-        below += f64::from(*logp).exp();
-        if u < below {
-            return (token as u32, *logp);
-        }
-    }
-    (logps.len() as u32 - 1, logps[logps.len() - 1])
 }
 
 #[cfg(test)]

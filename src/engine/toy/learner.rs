@@ -1,6 +1,6 @@
 //! Gradient steps on the tables: AdamW, one micro-batch a call, the same bits every time.
 
-use super::policy::{ToyWeights, log_softmax};
+use super::policy::{ToyWeights, divisor, log_softmax};
 use super::tally::{Tally, Trace};
 use crate::engine::spec::{Learning, Sampling};
 use crate::kernel::aggregation::token_weights;
@@ -35,7 +35,7 @@ impl ToyLearner {
         let lacks = learning.value_coef > 0.0 && weights.values.is_empty();
         let weights = if lacks { weights.with_critic() } else { weights };
         let moments = [Moments::new(weights.logits.len()), Moments::new(weights.values.len())];
-        let temperature = sampling.temperature as f32;
+        let temperature = divisor(sampling);
         ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, open: None }
     }
 
@@ -91,7 +91,7 @@ impl ToyLearner {
             if let Some(slot) = critic[0].get_mut(contexts[t]) {
                 *slot += weight * self.learning.value_coef as f32 * d_value;
             }
-            tally.token(&Trace { rollout, t, term: terms[t], weight, entropy, value_loss, version: self.version });
+            tally.token(&Trace { rollout, t, term: terms[t], weight, entropy, value_loss });
         }
     }
 

@@ -200,8 +200,6 @@ fn metrics_by_hand() {
     let trained = train(&mut learner, 2, batch());
     let (m, rollouts) = (&trained.metrics, &trained.batch);
     assert_eq!((m.rollouts, m.tokens, m.slots), (2, 7, 8));
-    assert_eq!((m.reward, m.success, m.length), (0.5, 0.5, 4.0));
-    assert_eq!((m.lag_mean, m.lag_max), (1.0, 1));
     let gaps = rollouts.iter().flat_map(|r| r.logp_current.iter().zip(&r.mask)).filter(|(_, m)| **m);
     let gaps = gaps.map(|(current, _)| f64::from(*current + 2.5)).collect::<Vec<_>>();
     let mean = |f: fn(f64) -> f64| gaps.iter().map(|&d| f(d)).sum::<f64>() / 7.0;
@@ -237,7 +235,8 @@ fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
             let peers = batch.iter().filter(|r| r.group.number == number).filter_map(|r| r.reward).sum::<f32>() / 8.0;
             batch[i].advantage = vec![batch[i].reward.unwrap() - peers; batch[i].tokens.len()];
         }
-        means.push(train(&mut learner, step, batch).metrics.reward);
+        means.push(batch.iter().filter_map(|r| r.reward).map(f64::from).sum::<f64>() / batch.len() as f64);
+        train(&mut learner, step, batch);
     }
     (means, learner.weights.hashes())
 }

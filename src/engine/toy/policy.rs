@@ -1,6 +1,7 @@
 //! The table policy: logits of the next token, and values, by (first token of the prompt, previous token).
 
 use crate::engine::sampler::uniform;
+use crate::engine::spec::Sampling;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -70,6 +71,11 @@ fn hash(values: &[f32]) -> String {
         hasher.update(&value.to_le_bytes());
     }
     hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// What logits are divided by: the temperature, or 1 where that is 0 (greedy).
+pub fn divisor(sampling: &Sampling) -> f32 {
+    if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature as f32 }
 }
 
 /// Natural log-probabilities of a softmax over `logits / temperature` (temperature above 0).

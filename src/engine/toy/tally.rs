@@ -1,11 +1,11 @@
-//! What a step's metrics are counted from: tokens as they are trained, and the batch as it was.
+//! What a step's metrics are counted from: tokens as they are trained. Rewards, lengths and lags are not the engine's to count.
 
 use crate::engine::spec::Learning;
 use crate::kernel::ess::Ess;
 use crate::kernel::kl;
 use crate::kernel::loss::Term;
 use crate::kernel::mean::Mean;
-use tidegate_operators::record::{Metrics, Rollout, Step, Version};
+use tidegate_operators::record::{Metrics, Rollout, Step};
 
 /// Sums over the trained tokens of a batch.
 #[derive(Clone, Debug, Default)]
@@ -20,8 +20,6 @@ pub struct Tally {
     kl_k3: Mean,
     logp_gap: Mean,
     clipped: Mean,
-    lag: Mean,
-    lag_max: Version,
 }
 
 /// One trained token.
@@ -35,8 +33,6 @@ pub struct Trace<'a> {
     pub entropy: f32,
     /// The critic's loss at the token; 0 without a critic.
     pub value_loss: f32,
-    /// The version that the step starts from.
-    pub version: Version,
 }
 
 impl Tally {
@@ -54,30 +50,17 @@ impl Tally {
         self.entropy.add(f64::from(trace.entropy));
         self.ess.add(f64::from(trace.term.ratio));
         self.clipped.add(if trace.term.clipped { 1.0 } else { 0.0 });
-        let Rollout { logp_current, logp_behavior, version, .. } = trace.rollout;
+        let Rollout { logp_current, logp_behavior, .. } = trace.rollout;
         if let Some(&behavior) = logp_behavior.get(trace.t) {
             let current = logp_current[trace.t];
             self.kl_k1.add(f64::from(kl::k1(behavior, current)));
             self.kl_k3.add(f64::from(kl::k3(behavior, current)));
             self.logp_gap.add(f64::from((current - behavior).abs()));
         }
-        if let Some(&version) = version.get(trace.t) {
-            let lag = trace.version.saturating_sub(version);
-            self.lag.add(lag as f64);
-            self.lag_max = self.lag_max.max(lag);
-        }
     }
 
-    /// The metrics of the step, as far as they do not depend on its update. A mean of nothing is 0.
+    /// The metrics of the step, as far as they come from the loss. A mean of nothing is 0.
     pub fn metrics(&self, step: Step, batch: &[Rollout], learning: &Learning) -> Metrics {
-        let (mut reward, mut success, mut length) = (Mean::default(), Mean::default(), Mean::default());
-        for rollout in batch {
-            length.add(rollout.tokens.len() as f64);
-            if let Some(r) = rollout.reward {
-                reward.add(f64::from(r));
-                success.add(if r >= 1.0 { 1.0 } else { 0.0 });
-            }
-        }
         let trained = |r: &&Rollout| r.trainable() && r.mask.contains(&true);
         let of = |mean: &Mean| mean.value().unwrap_or(0.0);
         let value_loss = learning.value_coef * self.value_loss;
@@ -95,11 +78,6 @@ impl Tally {
             kl_k3: of(&self.kl_k3),
             logp_gap: of(&self.logp_gap),
             clipped: of(&self.clipped),
-            reward: of(&reward),
-            success: of(&success),
-            length: of(&length),
-            lag_mean: of(&self.lag),
-            lag_max: self.lag_max,
             ..Metrics::default()
         }
     }
