@@ -1,7 +1,7 @@
 //! `addition`: column addition with the carry written out. `a:478+356=` is answered by `8+6+0=14;7+5+1=13;4+3+1=08>834`:
 //! from the right, each column is the two digits, the carry, and their two-digit sum; the number stands after `>`.
 //!
-//! Both numbers have the same count of digits, so that every column looks alike: `10 n + 1` or `10 n + 2` tokens for `n` digits.
+//! Both numbers have the same count of digits, so that every column looks alike: `10 n` or `10 n + 1` tokens for `n` digits.
 
 use super::draw::Draw;
 use super::generated::Example;

@@ -3,7 +3,8 @@
 use super::generated::Mix;
 use super::item::Item;
 use super::shuffle::Permutation;
-use super::spec::Order;
+use super::spec::{DataSpec, Order};
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -39,6 +40,17 @@ pub struct Prompts {
 }
 
 impl Source {
+    /// The rows of a data file, in the order and for the epochs that the spec asks for.
+    ///
+    /// # Errors
+    /// A file without rows.
+    pub fn rows(items: Vec<Item>, spec: &DataSpec, seed: u64) -> Result<Source> {
+        if items.is_empty() {
+            return Err(Error::file(&spec.file, "it has no rows; at least one prompt is needed"));
+        }
+        Ok(Source::Rows { items: items.into(), order: spec.order, seed, epochs: spec.epochs })
+    }
+
     /// All prompts from `cursor` on; [`Cursor::default`] is the start.
     pub fn from_cursor(self, cursor: Cursor) -> Prompts {
         Prompts { source: self, cursor }
@@ -133,6 +145,15 @@ mod tests {
         assert_eq!(source.from_cursor(prompts.cursor()).take(7).collect::<Vec<_>>(), whole[5..]);
         assert_eq!(whole[11].0, 0);
         assert_eq!(whole[11].1.id, 11);
+    }
+
+    #[test]
+    fn a_file_without_rows_is_refused() {
+        let spec = DataSpec { order: Order::File, epochs: 1, ..DataSpec::new("none.jsonl") };
+        let message = Source::rows(Vec::new(), &spec, 0).map(|_| ()).unwrap_err().to_string();
+        assert_eq!(message, "none.jsonl: it has no rows; at least one prompt is needed");
+        let source = Source::rows(vec![Item::default(); 2], &spec, 0).unwrap();
+        assert_eq!(ids(source, Cursor::default()).len(), 2);
     }
 
     #[test]

@@ -73,6 +73,15 @@ fn data() -> String {
     "data".into()
 }
 
+/// What kind of file holds the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Read by [`jsonl`](super::jsonl).
+    JsonLines,
+    /// Read by the caller, who knows Parquet.
+    Parquet,
+}
+
 /// What a prompt that is plain text means; a list of messages always goes through the chat template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -107,6 +116,18 @@ impl DataSpec {
             system: None,
             order: Order::default(),
             epochs: 0,
+        }
+    }
+
+    /// How the file is to be read, by its name.
+    ///
+    /// # Errors
+    /// A name that ends in neither `.jsonl` nor `.parquet`.
+    pub fn format(&self) -> Result<Format> {
+        match self.file.extension().and_then(|extension| extension.to_str()) {
+            Some("jsonl") => Ok(Format::JsonLines),
+            Some("parquet") => Ok(Format::Parquet),
+            _ => Err(Error::config("data.file", self.file.display(), "a data file's name ends in .jsonl or .parquet")),
         }
     }
 
@@ -200,6 +221,10 @@ mod tests {
         let spec: DataSpec = toml::from_str("file = \"data/prompts/arithmetic.jsonl\"").unwrap();
         assert_eq!(spec, DataSpec::new("data/prompts/arithmetic.jsonl"));
         assert!(spec.check().is_ok());
+        assert_eq!(spec.format().unwrap(), Format::JsonLines);
+        assert_eq!(DataSpec::new("a.b/train.parquet").format().unwrap(), Format::Parquet);
+        let message = DataSpec::new("train.json").format().unwrap_err().to_string();
+        assert_eq!(message, "data.file = train.json: a data file's name ends in .jsonl or .parquet");
         let lost = DataSpec { system: Some("Be short.".into()), ..spec };
         let message = lost.check().unwrap_err().to_string();
         assert_eq!(message, "data.system = Be short.: a system message needs data.prompt_as = \"user\"");
