@@ -36,9 +36,9 @@ pub struct Example {
 pub enum Kind {
     /// Digits in ascending order: 4 to 8 tokens.
     Sorting,
-    /// Column addition with the carry written out: 21 to 52 tokens.
+    /// Column addition with the carry written out: 20 to 41 tokens.
     Addition,
-    /// A chain of operations modulo 10, rewritten step by step: 19 to 109 tokens.
+    /// A chain of operations modulo 10, rewritten step by step: 5 to 109 tokens.
     Expression,
 }
 
@@ -188,5 +188,116 @@ impl Split {
     /// The half of a prompt text, by its hash alone.
     pub fn of(prompt: &str) -> Split {
         if text_hash(prompt).is_multiple_of(HELD_OUT_SHARE) { Split::HeldOut } else { Split::Training }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeSet, HashSet};
+
+    fn all() -> Mix {
+        Mix::new(&Kind::ALL.map(TaskSpec::new)).unwrap()
+    }
+
+    /// The stream is part of a run's record: an older run's prompts must come again.
+    #[test]
+    fn the_streams_are_what_they_were() {
+        let texts = |item: Item| format!("{} {}", item.text, item.answer);
+        let training: Vec<String> = (0..4).map(|index| texts(all().training(1, index))).collect();
+        assert_eq!(training, ["?"; 4]);
+        let held_out: Vec<String> = (0..2).map(|index| texts(all().held_out(index))).collect();
+        assert_eq!(held_out, ["?"; 2]);
+    }
+
+    #[test]
+    fn held_out_texts_are_never_training_texts() {
+        let small = TaskSpec { min_size: Some(2), max_size: Some(2), ..TaskSpec::new(Kind::Sorting) };
+        for mix in [all(), Mix::new(&[small]).unwrap()] {
+            let held_out: HashSet<String> = (0..300).map(|index| mix.held_out(index).text).collect();
+            for seed in [0, 1, 42, u64::MAX] {
+                assert!((0..300).all(|index| !held_out.contains(&mix.training(seed, index).text)));
+            }
+        }
+    }
+
+    #[test]
+    fn every_size_has_prompts_in_both_halves() {
+        for kind in Kind::ALL {
+            // Larger sizes have more prompts.
+            let (smallest, _) = kind.sizes();
+            let mut draw = Draw::new(&[3]);
+            let texts: BTreeSet<String> = (0..4000).map(|_| kind.example(smallest, &mut draw).prompt).collect();
+            let held_out = texts.iter().filter(|text| Split::of(text) == Split::HeldOut).count();
+            let share = held_out as f64 / texts.len() as f64;
+            assert!((0.03..0.12).contains(&share), "{kind:?}: {held_out} of {}", texts.len());
+        }
+    }
+
+    #[test]
+    fn items_carry_all_that_rewards_and_supervision_need() {
+        for index in 0..50 {
+            let item = all().training(5, index);
+            let kind = Kind::from_name(&item.task).unwrap();
+            assert_eq!((item.id, item.meta.as_str()), (index, ""));
+            assert_eq!(kind.answer_in(&item.completion), Some(item.answer.as_str()));
+        }
+    }
+
+    #[test]
+    fn the_alphabet_is_what_the_texts_use() {
+        let texts = (0..300).map(|index| all().training(0, index)).map(|item| item.text + &item.completion);
+        let used: BTreeSet<char> = texts.flat_map(|text| text.chars().collect::<Vec<_>>()).collect();
+        assert_eq!(used, ALPHABET.chars().collect());
+    }
+
+    #[test]
+    fn weights_are_shares() {
+        let spec = |kind, weight| TaskSpec { weight, ..TaskSpec::new(kind) };
+        let mix = Mix::new(&[spec(Kind::Sorting, 3.0), spec(Kind::Addition, 1.0)]).unwrap();
+        let sorting = (0..2000).filter(|&index| mix.training(0, index).task == "sorting").count();
+        // Binomial: 1500, standard deviation 19.
+        assert!((1420..1580).contains(&sorting), "{sorting}");
+    }
+
+    /// What the README and the presets tell of the tasks: (mean, longest) completion in characters, and the distinct prompts.
+    #[test]
+    fn lengths_and_counts_at_the_default_sizes() {
+        let of = |kind: Kind| {
+            let mix = Mix::new(&[TaskSpec::new(kind)]).unwrap();
+            let lengths: Vec<usize> = (0..2000).map(|index| mix.training(0, index).completion.len()).collect();
+            let mean = lengths.iter().sum::<usize>() as f64 / 2000.0;
+            let (low, high) = kind.default_sizes();
+            let prompts = (low..=high).map(|size| kind.distinct(size)).sum::<f64>();
+            (mean, lengths.into_iter().max(), prompts)
+        };
+        for (kind, mean, longest, prompts) in [
+            (Kind::Sorting, 6.0, 8, 1.111_1e8),
+            (Kind::Addition, 30.6, 41, 8.181_8e7),
+            (Kind::Expression, 47.7, 109, 6.108_3e15),
+        ] {
+            let (found_mean, found_longest, found_prompts) = of(kind);
+            assert!((found_mean - mean).abs() < 0.04 * mean, "{kind:?}: {found_mean}");
+            assert_eq!(found_longest, Some(longest), "{kind:?}");
+            assert!((found_prompts / prompts - 1.0).abs() < 1e-4, "{kind:?}: {found_prompts}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_mix_is_refused_by_key_and_value() {
+        let refused = |spec: TaskSpec| Mix::new(&[spec]).unwrap_err().to_string();
+        let sorting = TaskSpec::new(Kind::Sorting);
+        for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let message = refused(TaskSpec { weight, ..sorting.clone() });
+            assert!(message.starts_with(&format!("task[0].weight = {weight}: ")), "{message}");
+        }
+        let message = refused(TaskSpec { min_size: Some(6), max_size: Some(5), ..sorting.clone() });
+        assert_eq!(message, "task[0].min_size = 6: it is above max_size = 5; the nearest legal value is 5");
+        let message = refused(TaskSpec { min_size: Some(1), ..sorting.clone() });
+        assert_eq!(message, "task[0].min_size = 1: sorting has sizes 2 to 32");
+        let message = refused(TaskSpec { max_size: Some(33), ..sorting });
+        assert_eq!(message, "task[0].max_size = 33: sorting has sizes 2 to 32");
+        let message = Mix::new(&[]).unwrap_err().to_string();
+        assert!(message.contains("sorting, addition, expression"), "{message}");
     }
 }

@@ -49,3 +49,81 @@ fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map_or(text.clone(), |(reason, _)| reason.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::item::Item;
+    use crate::tasks::prompts::{Use, rows_to_items};
+    use crate::tasks::reward::Reward;
+    use crate::tasks::spec::{DataSpec, RewardSpec};
+    use std::io::Write;
+
+    fn written(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn rows_keep_their_line_numbers() {
+        let file = written(b"\xEF\xBB\xBF{\"a\": 1}\r\n\n  \n{\"a\": 2}");
+        let found: Vec<(Place, Value)> =
+            rows(file.path()).unwrap().map(|row| row.map(|row| (row.place, row.fields["a"].clone())).unwrap()).collect();
+        assert_eq!(found, [(Place::Line(1), 1.into()), (Place::Line(4), 2.into())]);
+    }
+
+    #[test]
+    fn an_empty_file_has_no_rows() {
+        assert_eq!(rows(written(b"").path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_wrong_line_is_refused_and_the_others_are_read() {
+        let cases: [(&[u8], &str); 5] = [
+            (b"{\"a\": ", "not JSON at column 6: EOF while parsing a value"),
+            (b"{\"a\": 1} x", "not JSON at column 10: trailing characters"),
+            (b"[1, 2]", "found a list of 2, expected a JSON object on each line"),
+            (b"7", "found the number 7, expected a JSON object on each line"),
+            (b"{\"a\": \"\xFF\"}", "byte 8 is not UTF-8"),
+        ];
+        for (line, reason) in cases {
+            let file = written(&[b"{\"a\": 1}\n", line, b"\n{\"a\": 3}\n"].concat());
+            let found: Vec<Result<Row>> = rows(file.path()).unwrap().collect();
+            assert_eq!(found.len(), 3);
+            let message = found[1].as_ref().unwrap_err().to_string();
+            assert_eq!(message, format!("{}: line 2: {reason}", file.path().display()));
+            assert_eq!(found[2].as_ref().unwrap().place, Place::Line(3));
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = rows(Path::new("no/such.jsonl")).err().map(|e| e.to_string()).unwrap();
+        assert!(error.starts_with("no/such.jsonl: "), "{error}");
+    }
+
+    fn bundled(name: &str, purpose: Use) -> Vec<Item> {
+        let spec = DataSpec::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/prompts").join(name));
+        let items = rows_to_items(rows(&spec.file).unwrap(), &spec, None, purpose);
+        items.collect::<Result<_>>().unwrap()
+    }
+
+    #[test]
+    fn the_bundled_files_say_the_same_in_each_layout() {
+        let plain = bundled("arithmetic.jsonl", Use::Rollouts);
+        assert_eq!(plain.len(), 10);
+        assert_eq!(plain[7].answer, "1.5");
+        let strip = |items: Vec<Item>| -> Vec<Item> {
+            items.into_iter().map(|item| Item { meta: String::new(), completion: String::new(), ..item }).collect()
+        };
+        assert_eq!(strip(bundled("arithmetic-verl.jsonl", Use::Rollouts)), plain);
+        let pairs = bundled("arithmetic-pairs.jsonl", Use::Pairs);
+        let reward = Reward::new(&RewardSpec::Numeric { after: Some("####".into()), tolerance: 0.0 }).unwrap();
+        for pair in &pairs {
+            let prompt = pair.clone().into_prompt(0, Vec::new());
+            assert_eq!(reward.score(&prompt, &pair.completion).unwrap().reward, 1.0, "{}", pair.completion);
+        }
+        assert_eq!(strip(pairs), plain);
+    }
+}

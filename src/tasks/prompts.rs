@@ -255,3 +255,160 @@ pub fn described(value: &Value) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> DataSpec {
+        DataSpec::new("some/file.jsonl")
+    }
+
+    fn read_with(spec: &DataSpec, template: Option<&ChatTemplate>, purpose: Use, rows: &[Value]) -> Vec<Result<Item>> {
+        let rows = rows.iter().enumerate().map(|(i, row)| {
+            let fields = row.as_object().cloned().unwrap();
+            Ok(Row { place: Place::Line(i as u64 + 1), fields })
+        });
+        rows_to_items(rows, spec, template, purpose).collect()
+    }
+
+    fn item(spec: &DataSpec, row: Value) -> Item {
+        read_with(spec, None, Use::Rollouts, &[row]).remove(0).unwrap()
+    }
+
+    fn refused(spec: &DataSpec, row: Value) -> String {
+        read_with(spec, None, Use::Rollouts, &[json!({"prompt": "fine"}), row]).remove(1).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn plain_rows() {
+        let found = item(&spec(), json!({"prompt": "1+1=", "answer": "2", "task": "sums", "level": 3}));
+        let expected = Item {
+            id: 0,
+            task: "sums".into(),
+            text: "1+1=".into(),
+            answer: "2".into(),
+            completion: String::new(),
+            meta: r#"{"level":3}"#.into(),
+        };
+        assert_eq!(found, expected);
+        let bare = item(&spec(), json!({"prompt": "1+1="}));
+        assert_eq!([bare.task.as_str(), &bare.answer, &bare.meta], ["data", "", ""]);
+    }
+
+    #[test]
+    fn verl_rows() {
+        let row = json!({
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "1+1?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "2"},
+            "extra_info": {"split": "train", "index": 17},
+        });
+        let found = item(&spec(), row);
+        assert_eq!([found.text.as_str(), &found.answer, &found.task], ["Think.\n1+1?", "2", "openai/gsm8k"]);
+        let meta: Value = serde_json::from_str(&found.meta).unwrap();
+        assert_eq!(meta["extra_info"]["index"], 17);
+        assert_eq!(meta["reward_model"]["style"], "rule");
+        assert_eq!(meta.as_object().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn trl_rows() {
+        for column in ["solution", "answer", "ground_truth"] {
+            let found = item(&spec(), json!({"prompt": [{"role": "user", "content": "1+1?"}], column: 2, "hint": null}));
+            assert_eq!([found.answer.as_str(), &found.meta], ["2", r#"{"hint":null}"#], "{column}");
+        }
+        let both = item(&spec(), json!({"prompt": "1+1?", "answer": "2", "solution": "Count."}));
+        assert_eq!([both.answer.as_str(), &both.meta], ["2", r#"{"solution":"Count."}"#]);
+        let one = item(&spec(), json!({"prompt": "1+1?", "answer": null, "solution": "2"}));
+        assert_eq!(one.answer, "2");
+    }
+
+    #[test]
+    fn named_columns() {
+        let named = DataSpec { prompt: "question".into(), answer: Some("labels.final".into()), ..spec() };
+        let found = item(&named, json!({"question": "1+1?", "answer": "Two.", "labels": {"final": 2.5}}));
+        assert_eq!([found.text.as_str(), &found.answer], ["1+1?", "2.5"]);
+        let message = refused(&named, json!({"question": "1+1?", "labels": {}}));
+        let expected =
+            "some/file.jsonl: column labels.final: line 2: missing; data.answer names it: expected text or a number";
+        assert_eq!(message, expected);
+    }
+
+    /// Hard case 13: two rows with the same text are two prompts.
+    #[test]
+    fn equal_rows_are_two_prompts() {
+        let row = json!({"prompt": "1+1=", "answer": "2"});
+        let items: Vec<Item> =
+            read_with(&spec(), None, Use::Rollouts, &[row.clone(), row]).into_iter().collect::<Result<_>>().unwrap();
+        assert_eq!([items[0].id, items[1].id], [0, 1]);
+        assert_eq!(items[0].text, items[1].text);
+    }
+
+    #[test]
+    fn a_wrong_row_is_refused_by_file_column_and_line() {
+        let cases = [
+            (json!({"question": "?", "id": 1}), "prompt: line 2: missing; the row has id, question: set data.prompt"),
+            (json!({"prompt": null}), "prompt: line 2: found null, expected text or a list of messages"),
+            (json!({"prompt": 7}), "prompt: line 2: found the number 7, expected text"),
+            (json!({"prompt": ""}), "prompt: line 2: empty, expected text"),
+            (json!({"prompt": []}), "prompt: line 2: the list of messages is empty"),
+            (json!({"prompt": ["hello"]}), "prompt: line 2: message 1: found the text \"hello\" without role"),
+            (
+                json!({"prompt": [{"role": "user", "content": [{"type": "text"}]}]}),
+                "prompt: line 2: message 1: content: found a list of 1, expected text",
+            ),
+            (json!({"prompt": [{"role": "user", "content": ""}]}), "prompt: line 2: its messages have no content"),
+            (json!({"prompt": "?", "answer": null}), "answer: line 2: null, expected text or a number"),
+            (json!({"prompt": "?", "answer": ["2"]}), "answer: line 2: found a list of 1, expected text or a number"),
+            (
+                json!({"prompt": "?", "answer": 12_345_678_901_234_567_890_123.0}),
+                "answer: line 2: the number 1.2345678901234568e+22 has lost digits: write it as text",
+            ),
+            (json!({"prompt": "?", "task": 1}), "task: line 2: found the number 1, expected the task's name"),
+            (json!({"prompt": "?", "completion": 1}), "completion: line 2: found the number 1, expected text"),
+        ];
+        for (row, expected) in cases {
+            let message = refused(&spec(), row);
+            assert!(message.starts_with(&format!("some/file.jsonl: column {expected}")), "{message}");
+        }
+    }
+
+    #[test]
+    fn pairs_need_a_completion() {
+        let chat = json!([{"role": "assistant", "content": "2"}]);
+        let rows = [
+            json!({"prompt": "1+1=", "completion": "2"}),
+            json!({"prompt": [{"role": "user", "content": "1+1="}], "completion": chat}),
+            json!({"prompt": "1+1="}),
+            json!({"prompt": "1+1=", "completion": null}),
+        ];
+        let items = read_with(&spec(), None, Use::Pairs, &rows);
+        for item in &items[..2] {
+            let item = item.as_ref().unwrap();
+            assert_eq!([item.text.as_str(), &item.completion], ["1+1=", "2"]);
+        }
+        for (item, line) in items[2..].iter().zip([3, 4]) {
+            let message = item.as_ref().unwrap_err().to_string();
+            let expected = format!("some/file.jsonl: column completion: line {line}: missing, null or empty, expected text");
+            assert!(message.starts_with(&expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_template_turns_messages_into_text() {
+        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
+            {% if messages[0].content == 'bad' %}{{ raise_exception('no bad words') }}{% endif %}<assistant>";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let user = DataSpec { prompt_as: PromptAs::User, system: Some("Be short.".into()), ..spec() };
+        let text = |spec: &DataSpec, row: Value| read_with(spec, Some(&template), Use::Rollouts, &[row]).remove(0);
+        let row = json!({"prompt": [{"role": "user", "content": "1+1?"}]});
+        assert_eq!(text(&spec(), row).unwrap().text, "<user>1+1?\n<assistant>");
+        let row = json!({"prompt": "1+1?"});
+        assert_eq!(text(&spec(), row.clone()).unwrap().text, "1+1?");
+        assert_eq!(text(&user, row).unwrap().text, "<system>Be short.\n<user>1+1?\n<assistant>");
+        let message = text(&spec(), json!({"prompt": [{"role": "user", "content": "bad"}]})).unwrap_err().to_string();
+        assert_eq!(message, "some/file.jsonl: column prompt: line 1: chat template, line 2: no bad words");
+    }
+}

@@ -134,3 +134,121 @@ fn expected_number(prompt: &Prompt, after: Option<&str>) -> Result<f64, Unscorab
     let part = part_after(answer, after).unwrap_or(answer);
     number::parse(part).ok_or_else(|| Unscorable::NotANumber { id: prompt.id, answer: answer.into() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(task: &str, answer: &str) -> Prompt {
+        Prompt { id: 3, task: task.into(), answer: answer.into(), ..Prompt::default() }
+    }
+
+    /// (reward, format) of a completion.
+    fn score(spec: &RewardSpec, answer: &str, completion: &str) -> (f32, f32) {
+        let score = Reward::new(spec).unwrap().score(&prompt("data", answer), completion).unwrap();
+        assert_eq!(score.parts[0], ("correct".into(), score.reward));
+        assert_eq!(score.parts[1].0, "format");
+        (score.reward, score.parts[1].1)
+    }
+
+    const RIGHT: (f32, f32) = (1.0, 1.0);
+    const WRONG: (f32, f32) = (0.0, 1.0);
+    const NONE: (f32, f32) = (0.0, 0.0);
+
+    #[test]
+    fn generated_tasks_are_judged_to_the_letter() {
+        let cases = [
+            ("sorting", "12579", "12579", RIGHT),
+            ("sorting", "12579", "12579 ", WRONG),
+            ("sorting", "12579", "125799", WRONG),
+            ("sorting", "12579", "", WRONG),
+            ("addition", "834", "8+6+0=14;7+5+1=13;4+3+1=08>834", RIGHT),
+            ("addition", "834", ">834", RIGHT),
+            ("addition", "834", "8+6+0=14;7+5+1=13;4+3+1=08>0834", WRONG),
+            ("addition", "834", "8+6+0=14>834;", WRONG),
+            ("addition", "834", "834", NONE),
+            ("expression", "9", "7*2-5>4-5>9", RIGHT),
+            ("expression", "9", "7*2-5>4-5>9>", WRONG),
+            ("expression", "9", "7*2-5>9>4", WRONG),
+            ("expression", "9", "9", NONE),
+        ];
+        let reward = Reward::new(&RewardSpec::Task).unwrap();
+        for (task, answer, completion, expected) in cases {
+            let score = reward.score(&prompt(task, answer), completion).unwrap();
+            assert_eq!((score.reward, score.parts[1].1), expected, "{task} {completion}");
+        }
+    }
+
+    #[test]
+    fn exact_ignores_white_space_around_and_nothing_else() {
+        let whole = RewardSpec::Exact { after: None };
+        assert_eq!(score(&whole, "Paris", " Paris\n"), RIGHT);
+        assert_eq!(score(&whole, " Paris", "Paris"), RIGHT);
+        assert_eq!(score(&whole, "Paris", "paris"), WRONG);
+        assert_eq!(score(&whole, "0", "0.0"), WRONG);
+        let marked = RewardSpec::Exact { after: Some("A:".into()) };
+        assert_eq!(score(&marked, "Paris", "A: Rome? No. A: Paris"), RIGHT);
+        assert_eq!(score(&marked, "Paris", "A: Paris, I think"), WRONG);
+        assert_eq!(score(&marked, "Paris", "Paris"), NONE);
+    }
+
+    #[test]
+    fn numeric_compares_values() {
+        let last = RewardSpec::Numeric { after: None, tolerance: 1e-6 };
+        assert_eq!(score(&last, "1", "it is 1"), RIGHT);
+        assert_eq!(score(&last, "1", "true"), NONE);
+        assert_eq!(score(&last, "1", "1e400"), NONE);
+        assert_eq!(score(&last, "0", "-0.0"), RIGHT);
+        assert_eq!(score(&last, "0", "0"), RIGHT);
+        assert_eq!(score(&last, "0", "NaN"), NONE);
+        assert_eq!(score(&last, "950", "1,250 - 300 = 950."), RIGHT);
+        assert_eq!(score(&last, "950", "950 is 1250 - 300"), WRONG);
+        let close = RewardSpec::Numeric { after: None, tolerance: 0.01 };
+        assert_eq!(score(&close, "200", "198"), RIGHT);
+        assert_eq!(score(&close, "200", "197.9"), WRONG);
+        assert_eq!(score(&close, "0.5", "0.509"), RIGHT);
+        let marked = RewardSpec::Numeric { after: Some("####".into()), tolerance: 0.0 };
+        assert_eq!(score(&marked, "she has 3 + 4 = 7 #### 7", "3+4=7 #### 7"), RIGHT);
+        assert_eq!(score(&marked, "7", "#### 7 8"), NONE);
+        assert_eq!(score(&marked, "7", "7"), NONE);
+    }
+
+    #[test]
+    fn regex_finds_or_compares() {
+        let found = RewardSpec::Regex { pattern: "^<think>.*</think>".into() };
+        assert_eq!(score(&found, "", "<think>so</think> yes"), RIGHT);
+        assert_eq!(score(&found, "", "yes"), NONE);
+        let boxed = RewardSpec::Regex { pattern: r"\\boxed\{([^}]*)\}".into() };
+        assert_eq!(score(&boxed, "7", r"\boxed{8}, no, \boxed{ 7 }"), RIGHT);
+        assert_eq!(score(&boxed, "7", r"\boxed{7}, no, \boxed{8}"), WRONG);
+        assert_eq!(score(&boxed, "7", "7"), NONE);
+        let named = RewardSpec::Regex { pattern: "(a|the) word is (?<answer>[a-z]+)".into() };
+        assert_eq!(score(&named, "yes", "the word is yes"), RIGHT);
+    }
+
+    #[test]
+    fn what_cannot_be_judged_has_no_reward() {
+        let error = |spec: RewardSpec, task: &str, answer: &str| {
+            Reward::new(&spec).unwrap().score(&prompt(task, answer), "7").unwrap_err().to_string()
+        };
+        let message = error(RewardSpec::Task, "gsm8k", "7");
+        assert!(message.contains("\"gsm8k\"") && message.contains("sorting, addition, expression"), "{message}");
+        assert_eq!(error(RewardSpec::Exact { after: None }, "data", " "), "prompt 3 has no answer to compare with");
+        for answer in ["true", "1e400", "seven", "1 2"] {
+            let message = error(RewardSpec::Numeric { after: None, tolerance: 0.0 }, "data", answer);
+            assert_eq!(message, format!("prompt 3 has the answer {answer:?}, which is not one finite number"));
+        }
+    }
+
+    #[test]
+    fn a_wrong_spec_is_refused_by_key_and_value() {
+        let refused = |spec: RewardSpec| Reward::new(&spec).unwrap_err().to_string();
+        let message = refused(RewardSpec::Regex { pattern: "(".into() });
+        assert!(message.starts_with("reward.pattern = (: "), "{message}");
+        for tolerance in [-1.0, f64::NAN, f64::INFINITY] {
+            let message = refused(RewardSpec::Numeric { after: None, tolerance });
+            assert_eq!(message, format!("reward.tolerance = {tolerance}: a tolerance is a number from 0 up"));
+        }
+        assert!(refused(RewardSpec::Exact { after: Some(String::new()) }).starts_with("reward.after = \"\": "));
+    }
+}

@@ -73,6 +73,15 @@ fn data() -> String {
     "data".into()
 }
 
+/// What kind of file holds the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Read by [`jsonl`](super::jsonl).
+    JsonLines,
+    /// Read by the caller, who knows Parquet.
+    Parquet,
+}
+
 /// What a prompt that is plain text means; a list of messages always goes through the chat template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -107,6 +116,18 @@ impl DataSpec {
             system: None,
             order: Order::default(),
             epochs: 0,
+        }
+    }
+
+    /// How the file is to be read, by its name.
+    ///
+    /// # Errors
+    /// A name that ends in neither `.jsonl` nor `.parquet`.
+    pub fn format(&self) -> Result<Format> {
+        match self.file.extension().and_then(|extension| extension.to_str()) {
+            Some("jsonl") => Ok(Format::JsonLines),
+            Some("parquet") => Ok(Format::Parquet),
+            _ => Err(Error::config("data.file", self.file.display(), "a data file's name ends in .jsonl or .parquet")),
         }
     }
 
@@ -152,4 +173,60 @@ pub enum RewardSpec {
 
 fn tolerance() -> f64 {
     1e-6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(text: &str) -> Result<TaskSpec, String> {
+        toml::from_str(text).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn defaults_are_the_kinds() {
+        let found = task("kind = \"expression\"").unwrap();
+        assert_eq!(found, TaskSpec::new(Kind::Expression));
+        let spelt = toml::to_string(&found.with_defaults()).unwrap();
+        assert_eq!(spelt, "kind = \"expression\"\nweight = 1.0\nmin_size = 2\nmax_size = 10\n");
+        let one_bound = |text| {
+            let spec = task(text).unwrap().with_defaults();
+            (spec.min_size, spec.max_size)
+        };
+        assert_eq!(one_bound("kind = \"sorting\"\nmax_size = 3"), (Some(3), Some(3)));
+        assert_eq!(one_bound("kind = \"sorting\"\nmin_size = 9"), (Some(9), Some(9)));
+        assert_eq!(one_bound("kind = \"sorting\"\nmin_size = 5"), (Some(5), Some(8)));
+    }
+
+    #[test]
+    fn what_is_not_a_task_is_refused() {
+        assert!(task("kind = \"sortng\"").unwrap_err().contains("`sorting`, `addition`, `expression`"));
+        assert!(task("kind = \"sorting\"\nmaxsize = 3").unwrap_err().contains("unknown field `maxsize`"));
+    }
+
+    #[test]
+    fn rewards_by_kind() {
+        let reward = |text: &str| toml::from_str::<RewardSpec>(text).map_err(|e| e.to_string());
+        assert_eq!(reward("kind = \"task\""), Ok(RewardSpec::Task));
+        assert_eq!(reward("kind = \"numeric\""), Ok(RewardSpec::Numeric { after: None, tolerance: 1e-6 }));
+        let marked = RewardSpec::Exact { after: Some("####".into()) };
+        assert_eq!(reward("kind = \"exact\"\nafter = \"####\""), Ok(marked.clone()));
+        assert_eq!(reward(&toml::to_string(&marked).unwrap()), Ok(marked));
+        assert!(reward("kind = \"exact\"\ntolerance = 1").unwrap_err().contains("unknown field `tolerance`"));
+        assert!(reward("kind = \"regex\"").unwrap_err().contains("missing field `pattern`"));
+    }
+
+    #[test]
+    fn data_files() {
+        let spec: DataSpec = toml::from_str("file = \"data/prompts/arithmetic.jsonl\"").unwrap();
+        assert_eq!(spec, DataSpec::new("data/prompts/arithmetic.jsonl"));
+        assert!(spec.check().is_ok());
+        assert_eq!(spec.format().unwrap(), Format::JsonLines);
+        assert_eq!(DataSpec::new("a.b/train.parquet").format().unwrap(), Format::Parquet);
+        let message = DataSpec::new("train.json").format().unwrap_err().to_string();
+        assert_eq!(message, "data.file = train.json: a data file's name ends in .jsonl or .parquet");
+        let lost = DataSpec { system: Some("Be short.".into()), ..spec };
+        let message = lost.check().unwrap_err().to_string();
+        assert_eq!(message, "data.system = Be short.: a system message needs data.prompt_as = \"user\"");
+    }
 }

@@ -5,9 +5,11 @@
 
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value, context};
-use std::fmt;
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter};
+use std::{fmt, io};
 
 /// Most work of one rendering, in minijinja's units of about one instruction: some hundred times a usual chat's.
 const FUEL: u64 = 2_000_000;
@@ -39,6 +41,39 @@ impl fmt::Display for TemplateError {
     }
 }
 
+/// The `tojson` that templates were written for: as Python's `json.dumps` writes it, without minijinja's escapes for HTML.
+fn to_json(value: Serde<serde_json::Value>, options: Kwargs) -> Result<String, minijinja::Error> {
+    let indent = options.get::<Option<usize>>("indent")?.map(|width| vec![b' '; width.min(16)]);
+    let mut bytes = Vec::new();
+    let written = match &indent {
+        Some(indent) => {
+            let pretty = PrettyFormatter::with_indent(indent);
+            value.0.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, pretty))
+        }
+        None => value.0.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced)),
+    };
+    let refuse = |e: &dyn fmt::Display| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string());
+    written.map_err(|e| refuse(&e))?;
+    String::from_utf8(bytes).map_err(|e| refuse(&e))
+}
+
+/// JSON on one line with a space after each comma and colon.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
 impl ChatTemplate {
     /// Compiles the text of a model's `chat_template.jinja`, or of `chat_template` in its `tokenizer_config.json`.
     ///
@@ -53,6 +88,7 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -72,5 +108,88 @@ impl ChatTemplate {
                 context! { messages => Value::from(Serde(messages)), bos_token, eos_token, add_generation_prompt => true },
             )
             .map_err(TemplateError)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn rendered(template: &str, messages: &[serde_json::Value]) -> Result<String, String> {
+        let template = ChatTemplate::new(template, "<s>", "</s>").map_err(|e| e.to_string())?;
+        template.render(messages).map_err(|e| e.to_string())
+    }
+
+    fn chat() -> Vec<serde_json::Value> {
+        vec![
+            json!({"role": "user", "content": " <b>Hi</b> & 1+1? "}),
+            json!({"role": "assistant", "content": "<think>\nwell\n</think>\n\n2"}),
+            json!({"role": "user", "content": "Sure?"}),
+        ]
+    }
+
+    #[test]
+    fn chat_ml() {
+        let template = "{{ bos_token }}{% for message in messages %}\n    \
+            {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}\n\
+            {% endfor %}\n\
+            {% if add_generation_prompt %}\n{{ '<|im_start|>assistant\\n' }}\n{%- endif %}\n";
+        let expected = "<s>    <|im_start|>user\n <b>Hi</b> & 1+1? <|im_end|>\n\n";
+        let found = rendered(template, &chat()[..1]).unwrap();
+        assert_eq!(found, format!("{expected}<|im_start|>assistant\n"));
+    }
+
+    /// What today's templates lean on: Python's string methods, backward slices, namespaces, macros, loop controls, `tojson`.
+    #[test]
+    fn what_templates_lean_on() {
+        let cases = [
+            ("{{ messages[0].content.strip() }}", "<b>Hi</b> & 1+1?"),
+            ("{{ messages[0]['content'] | trim }}", "<b>Hi</b> & 1+1?"),
+            ("{{ messages[1].content.split('</think>')[-1].lstrip('\\n') }}", "2"),
+            ("{{ messages[1].content.startswith('<think>') }}", "True"),
+            ("{% for m in messages[::-1] %}{{ m.role[0] }}{% endfor %}", "uau"),
+            ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "3"),
+            ("{% macro say(m) %}[{{ m.role }}]{% endmacro %}{{ say(messages[1]) }}", "[assistant]"),
+            ("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ loop.index }}{% endfor %}", "1"),
+            ("{{ {'b': [1, 'x'], 'c': none} | tojson }}", r#"{"b": [1, "x"], "c": null}"#),
+            ("{{ {'b': 1} | tojson(indent=2) }}", "{\n  \"b\": 1\n}"),
+            ("{{ messages[0].content | tojson }}", "\" <b>Hi</b> & 1+1? \""),
+            ("{% if tools is defined %}tools{% else %}none{% endif %}{{ nothing }}", "none"),
+            ("{% if strftime_now is defined %}clock{% endif %}{{ eos_token }}", "</s>"),
+            ("{% if messages[0].content is string and not messages[0].tool_calls %}text{% endif %}", "text"),
+        ];
+        for (template, expected) in cases {
+            assert_eq!(rendered(template, &chat()).as_deref(), Ok(expected), "{template}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        let cases = [
+            ("ok\n{{ raise_exception('roles must alternate') }}", "chat template, line 2: roles must alternate"),
+            ("{{ messages[9].content }}", "chat template, line 1: "),
+            ("{{ messages[0].content.frobnicate() }}", "chat template, line 1: "),
+            ("{% include '/etc/passwd' %}", "chat_template = the model's own: chat template, line 1: "),
+            ("x\n{% if %}", "chat_template = the model's own: chat template, line 2: "),
+        ];
+        for (template, expected) in cases {
+            let message = rendered(template, &chat()).unwrap_err();
+            assert!(message.starts_with(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn endless_work_ends() {
+        let cases = [
+            "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
+            "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        ];
+        for template in cases {
+            let message = rendered(template, &chat()).unwrap_err();
+            assert!(message.starts_with("chat template, line 1: "), "{message}");
+        }
+        let message = rendered(cases[0], &chat()).unwrap_err();
+        assert!(message.ends_with("more than 2000000 units of work; is there a loop without end?"), "{message}");
     }
 }
