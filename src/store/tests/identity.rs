@@ -152,7 +152,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_rollouts_come_back(rollouts in vec(rollout(), 0..5), step in 0..99_999_999u64, tail in any::<bool>()) {
