@@ -1,5 +1,6 @@
 //! Each operator by itself, on 1, 2 and 4 workers: what it emits and where, what it holds back, and that it lets all go when
 //! its inputs close. (Timely itself refuses an emission where no capability is held.)
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
@@ -294,7 +295,8 @@ fn admit_keeps_its_capability_and_its_limits() {
             versions.flush();
             worker.step_while(|| !groups.done() || !ends.done());
             assert_eq!(*end.lock().unwrap(), if here { vec![(0, End { admitted: 7 })] } else { vec![] });
-            (versions.close(), feedback.close());
+            versions.close();
+            feedback.close();
         });
     }
 }
@@ -313,7 +315,9 @@ fn the_weights_frontier_is_the_steps_done() {
                 let ((groups, arriving), (end, ends)) = (scope.new_input(), scope.new_input());
                 let learner = World::default().ports(&Arc::default(), 1).learner;
                 let trained = train(relay(arriving), ends, &plan, Mode::Run { bound: 3 }, learner, &Halt::default());
-                (watch(trained.moved, &others), watch(trained.feedback, &others), watch(trained.faults, &others));
+                watch(trained.moved, &others);
+                watch(trained.feedback, &others);
+                watch(trained.faults, &others);
                 (groups, end, watch(trained.weights, &weights), watch(trained.steps, &steps))
             });
             let learns = worker.index() == workers - 1;
@@ -334,7 +338,8 @@ fn the_weights_frontier_is_the_steps_done() {
             if worker.index() == 0 {
                 end.send(End { admitted: 6 });
             }
-            (groups.close(), end.close());
+            groups.close();
+            end.close();
             worker.step_while(|| !(weights.done() && steps.done() && others.done()));
             let (versions, sealed) = (versions.lock().unwrap(), sealed.lock().unwrap());
             let times: Vec<_> = versions.iter().map(|(time, weights)| (*time, weights.version)).collect();
@@ -410,7 +415,8 @@ fn census_names_lost_and_doubled_groups() {
                 let ((admitted, came), (moved, went)) = (scope.new_input(), scope.new_input());
                 (admitted, moved, watch(census(came, went, &shared, &Halt::default()), &probe))
             });
-            (admitted.advance_to(2), moved.advance_to(2));
+            admitted.advance_to(2);
+            moved.advance_to(2);
             let went = |number, from, to| Moved { number, from, to };
             if worker.index() == 0 {
                 (0..4).for_each(|number| admitted.send(group(number, 2, 1)));
@@ -423,7 +429,8 @@ fn census_names_lost_and_doubled_groups() {
             }
             idle(worker);
             assert!(failed.lock().unwrap().is_empty());
-            (admitted.close(), moved.close());
+            admitted.close();
+            moved.close();
             worker.step_while(|| !probe.done());
             faults(&failed)
         });

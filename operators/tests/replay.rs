@@ -1,4 +1,5 @@
 //! Replays: recorded groups go through the same operators again, each in the step that trained it.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
