@@ -138,8 +138,9 @@ pub fn train<'scope, L: Learner + 'static>(
             });
             if let Some(state) = &mut train {
                 state.selector.frontier(first(&frontiers[0]));
+                let next = state.quantum(&mut alarm);
                 let cut = frontiers[0].is_empty() && (frontiers[1].is_empty() || alarm.halted());
-                match state.quantum(&mut alarm) {
+                match next {
                     Next::Work => wake.now(),
                     Next::Wait if !cut => {}
                     Next::Wait | Next::Done => {

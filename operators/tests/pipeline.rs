@@ -1,4 +1,5 @@
 //! The whole dataflow on real timely workers, over ports that do what a seed says.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 

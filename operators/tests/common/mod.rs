@@ -326,7 +326,7 @@ pub fn on_workers<T: Send + 'static>(
         let guards = timely::execute(timely::Config::process(workers), logic).unwrap();
         let _ = ended.send(guards.join().into_iter().collect::<Result<Vec<_>, _>>());
     });
-    let ended = end.recv_timeout(Duration::from_secs(30));
+    let ended = end.recv_timeout(Duration::from_secs(20));
     ended.unwrap_or_else(|_| panic!("hangs on {workers} workers: {what}")).expect("no worker panics")
 }
 
