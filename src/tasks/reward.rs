@@ -167,10 +167,10 @@ mod tests {
             ("addition", "834", "8+6+0=14;7+5+1=13;4+3+1=08>0834", WRONG),
             ("addition", "834", "8+6+0=14>834;", WRONG),
             ("addition", "834", "834", NONE),
-            ("expression", "9", "7*2-5>4-5>9", RIGHT),
-            ("expression", "9", "7*2-5>4-5>9>", WRONG),
-            ("expression", "9", "7*2-5>9>4", WRONG),
-            ("expression", "9", "9", NONE),
+            ("expression", "4", "7-5=2*2;2*2=4>4", RIGHT),
+            ("expression", "4", "7-5=2*2;2*2=4>4>", WRONG),
+            ("expression", "4", "7-5=2*2;2*2=4>4>5", WRONG),
+            ("expression", "4", "4", NONE),
         ];
         let reward = Reward::new(&RewardSpec::Task).unwrap();
         for (task, answer, completion, expected) in cases {
