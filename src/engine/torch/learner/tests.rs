@@ -290,6 +290,18 @@ fn the_same_batch_from_the_same_start_gives_the_same_bits() {
     assert_ne!(first[0].weights, first[1].weights);
 }
 
+/// A learner that starts from another's weights, optimizer state and version takes the same step: nothing else is remembered.
+#[test]
+fn a_step_depends_on_weights_optimizer_and_version_alone() {
+    let learning = Learning { lr_schedule: LrSchedule::Cosine, warmup_steps: 3, ..learning(Loss::default()) };
+    let mut first = learner(Family::Llama, &learning, 1.0);
+    step(&mut first, batch(8));
+    let (config, layout, flat) = (tiny(Family::Llama), first.layout().clone(), first.flat().copy());
+    let mut second = TorchLearner::new(config, layout, flat, Device::Cpu, learning, 1.0, 100, 1).unwrap();
+    second.optimizer_mut().restore(first.optimizer().state()).unwrap();
+    assert_eq!(step(&mut first, batch(5)).metrics, step(&mut second, batch(5)).metrics);
+}
+
 /// Hard case 9.
 #[test]
 fn a_batch_without_trained_tokens_is_skipped() {
