@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod device;
 mod ffi;
+pub mod generator;
 pub mod gradient;
 pub mod layout;
 pub mod learner;

@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::engine::sampler::uniform;
-use crate::engine::spec::LrSchedule;
+use crate::engine::spec::{LrSchedule, Sampling};
 use crate::engine::torch::checkpoint::tests::spread;
 use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::generator::{Settings, TorchGenerator};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use std::sync::Arc;
+use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Reason};
 
 const PPO: Loss = Loss::Ppo { clip_low: 0.2, clip_high: 0.28 };
@@ -212,6 +214,31 @@ fn metrics_are_means_over_trained_tokens() {
     assert!(batch.iter().map(|r| &r.status).eq(&statuses));
     assert_ne!(values(learner.flat()), before);
     assert_eq!(learner.weights().unwrap().hashes(learner.layout()).unwrap(), metrics.weights);
+}
+
+/// The two halves of the engine are one policy: on rollouts that the learner's own weights sampled, every ratio is 1.
+#[test]
+fn what_the_generator_samples_is_on_policy() {
+    for (family, temperature) in [(Family::Llama, 1.0), (Family::Qwen2, 0.7)] {
+        let mut learner = learner(family, &learning(Loss::default()), temperature);
+        let sampling = Sampling { slots: 5, max_tokens: 20, temperature, ..Sampling::default() };
+        let (device, decode) = (Device::Cpu, Box::new(|_: &[u32]| String::new()));
+        let settings = Settings { device, sampling, seed: 3, eos: vec![2], decode, max_len: 40, worker: 0 };
+        let mut generator = TorchGenerator::new(tiny(family), learner.layout().clone(), settings).unwrap();
+        generator.load(0, learner.weights().unwrap()).unwrap();
+        for (number, rollout) in batch(3).into_iter().enumerate() {
+            let prompt = rollout.group.prompt.clone();
+            generator.start(Arc::new(Group { number: number as u64, size: 4, prompt, ..Group::default() })).unwrap();
+        }
+        let mut sampled = Vec::new();
+        while generator.running() > 0 {
+            sampled.extend(generator.step().unwrap());
+        }
+        sampled.iter_mut().for_each(|r| r.advantage = vec![1.0; r.tokens.len()]);
+        let metrics = step(&mut learner, sampled).metrics;
+        assert!(metrics.rollouts == 12 && metrics.tokens > 50, "{metrics:?}");
+        assert!(metrics.logp_gap < 2e-6 && metrics.kl_k3 < 1e-10 && metrics.ess > 0.999_999, "{metrics:?}");
+    }
 }
 
 #[test]

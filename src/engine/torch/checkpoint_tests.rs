@@ -1,0 +1,225 @@
+//! Tests of model folders, and the random weights that other tests use.
+
+use super::*;
+use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::model::Model;
+use serde_json::{Value, json};
+
+/// Weights whose logits lie a few nats apart, with norms, biases and value head that matter too: under [`init`] every token
+/// is about as likely, and a test would see little.
+pub(crate) fn spread(layout: &Layout, seed: u64) -> Tensor {
+    let flat = init(layout, seed).unwrap();
+    for (entry, mut view) in layout.entries.iter().zip(layout.views(&flat).unwrap()) {
+        if entry.shape.len() == 1 || entry.is_value_head() {
+            let same_shape = Entry { name: "noise".to_owned(), shape: vec![1, entry.len], ..entry.clone() };
+            let mut noise = vec![0f32; entry.len as usize];
+            fill(&same_shape, entry.offset as u64, seed, &mut noise);
+            view += Tensor::from_slice(&noise).view_as(&view) * 5.0;
+        } else {
+            view *= 10.0;
+        }
+    }
+    flat
+}
+
+fn numbers(flat: &Tensor) -> Vec<f32> {
+    Vec::<f32>::try_from(flat).unwrap()
+}
+
+#[test]
+fn init_is_normal_and_repeats() {
+    let layout = Layout::of(&tiny(Family::Qwen2), ValueHead::Present);
+    let flat = init(&layout, 5).unwrap();
+    assert_eq!(numbers(&flat), numbers(&init(&layout, 5).unwrap()));
+    assert_ne!(numbers(&flat), numbers(&init(&layout, 6).unwrap()));
+    let view = |name: &str| {
+        let at = layout.entries.iter().position(|entry| entry.name == name).unwrap();
+        layout.views(&flat).unwrap().swap_remove(at)
+    };
+    let embedding = view("model.embed_tokens.weight");
+    let (mean, deviation) = (embedding.mean(Kind::Float).double_value(&[]), embedding.std(true).double_value(&[]));
+    // 1600 draws: three deviations of each estimate.
+    assert!(mean.abs() < 3.0 * 0.02 / 40.0 && (deviation - 0.02).abs() < 3.0 * 0.02 / 56.6, "{mean} {deviation}");
+    assert_ne!(view("model.layers.0.self_attn.k_proj.weight"), view("model.layers.0.self_attn.v_proj.weight"));
+    assert_eq!(view("model.norm.weight").min().double_value(&[]), 1.0);
+    assert_eq!(view("value_head.weight").abs().max().double_value(&[]), 0.0);
+    assert_eq!(view("model.layers.0.self_attn.q_proj.bias").abs().max().double_value(&[]), 0.0);
+}
+
+#[test]
+fn what_is_saved_loads_the_same() {
+    let base = tempfile::tempdir().unwrap();
+    for family in [Family::Llama, Family::Qwen2] {
+        let (config, folder, other) = (tiny(family), base.path().join("m"), base.path().join("n"));
+        let layout = Layout::of(&config, ValueHead::Present);
+        let flat = spread(&layout, 3);
+        save(&folder, &config, &layout, &flat, None).unwrap();
+        fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+        let loaded = load(&folder, ValueHead::Present).unwrap();
+        assert_eq!((&loaded.config, &loaded.layout), (&config, &layout));
+        assert_eq!(numbers(&loaded.flat), numbers(&flat));
+        // Over a folder that is there, with the tokenizer's files; nothing else stays behind.
+        save(&other, &config, &layout, &init(&layout, 1).unwrap(), None).unwrap();
+        save(&other, &config, &layout, &loaded.flat, Some(&folder)).unwrap();
+        assert!(other.join("tokenizer.json").exists());
+        assert_eq!(load(&other, ValueHead::Present).unwrap().model_hash, loaded.model_hash);
+        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 2);
+        // Without the critic the model is another one, of the same tensors.
+        let plain = load(&other, ValueHead::None).unwrap();
+        assert_eq!(plain.layout.entries.len() + 2, layout.entries.len());
+        assert_ne!(plain.model_hash, loaded.model_hash);
+        fs::remove_file(other.join(VALUE_HEAD)).unwrap();
+        let fresh = load(&other, ValueHead::Present).unwrap();
+        let head = fresh.layout.views(&fresh.flat).unwrap().pop().unwrap();
+        assert_eq!(head.double_value(&[0]), 0.0);
+    }
+}
+
+/// Splits a folder's one file in two shards and an index.
+fn shard(folder: &Path) {
+    let bytes = fs::read(folder.join(MODEL)).unwrap();
+    let all = SafeTensors::deserialize(&bytes).unwrap();
+    let mut map = json!({});
+    for (number, name) in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"].iter().enumerate() {
+        let part: Vec<_> = all.tensors().into_iter().enumerate().filter(|(i, _)| i % 2 == number).map(|(_, t)| t).collect();
+        part.iter().for_each(|(tensor, _)| map[tensor] = json!(name));
+        serialize_to_file(part, None, &folder.join(name)).unwrap();
+    }
+    fs::write(folder.join(INDEX), json!({ "weight_map": map }).to_string()).unwrap();
+    fs::remove_file(folder.join(MODEL)).unwrap();
+}
+
+fn error_of(folder: &Path) -> String {
+    let Err(error) = load(folder, ValueHead::None) else { panic!("{} loaded", folder.display()) };
+    error.to_string()
+}
+
+#[test]
+fn shards_are_one_model_and_a_missing_one_is_named() {
+    let base = tempfile::tempdir().unwrap();
+    let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
+    let layout = Layout::of(&config, ValueHead::None);
+    let flat = spread(&layout, 3);
+    save(&folder, &config, &layout, &flat, None).unwrap();
+    shard(&folder);
+    assert_eq!(numbers(&load(&folder, ValueHead::None).unwrap().flat), numbers(&flat));
+    fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
+    let message = error_of(&folder);
+    assert!(message.contains("index.json: shard model-00002-of-00002.safetensors, which has "), "{message}");
+}
+
+/// Rewrites a folder's weights, each tensor as (name, type, shape, bytes) or dropped.
+fn rewrite(folder: &Path, change: impl Fn(&str, &mut Dtype, &mut Vec<usize>, &mut Vec<u8>) -> Option<String>) {
+    let bytes = fs::read(folder.join(MODEL)).unwrap();
+    let mut tensors = Vec::new();
+    for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        let (mut dtype, mut shape, mut data) = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        if let Some(name) = change(&name, &mut dtype, &mut shape, &mut data) {
+            tensors.push((name, dtype, shape, data));
+        }
+    }
+    let views = tensors.iter().map(|(n, t, s, d)| (n.clone(), TensorView::new(*t, s.clone(), d).unwrap()));
+    serialize_to_file(views, None, &folder.join(MODEL)).unwrap();
+}
+
+#[test]
+fn each_broken_folder_is_named() {
+    const NORM: &str = "model.norm.weight";
+    type Change = fn(&str, &mut Dtype, &mut Vec<usize>, &mut Vec<u8>) -> Option<String>;
+    let cases: [(Change, &str); 5] = [
+        (|n, _, _, _| (n != NORM).then(|| n.to_owned()), "m: tensor model.norm.weight is missing (1 of 21)"),
+        (
+            |n, _, shape, _| {
+                if n == NORM {
+                    *shape = vec![4, 8];
+                }
+                Some(n.to_owned())
+            },
+            "model.safetensors: tensor model.norm.weight: shape [4, 8] where the configuration gives [32]",
+        ),
+        (
+            |n, dtype, _, _| {
+                if n == NORM {
+                    *dtype = Dtype::I32;
+                }
+                Some(n.to_owned())
+            },
+            "model.safetensors: tensor model.norm.weight: type I32, not BF16, F16 or F32",
+        ),
+        (
+            |n, _, _, data| {
+                if n == NORM {
+                    data[4..8].copy_from_slice(&f32::NAN.to_le_bytes());
+                }
+                Some(n.to_owned())
+            },
+            "model.safetensors: tensor model.norm.weight: 1 of 32 numbers are NaN or infinite",
+        ),
+        (
+            |n, _, _, _| Some(if n == NORM { "model.layers.0.self_attn.q_norm.weight".to_owned() } else { n.to_owned() }),
+            "model.safetensors: tensor model.layers.0.self_attn.q_norm.weight is not of this model, or is there twice",
+        ),
+    ];
+    let base = tempfile::tempdir().unwrap();
+    let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
+    let layout = Layout::of(&config, ValueHead::None);
+    for (change, right) in cases {
+        save(&folder, &config, &layout, &init(&layout, 3).unwrap(), None).unwrap();
+        rewrite(&folder, change);
+        let message = error_of(&folder);
+        assert!(message.ends_with(right), "{message}");
+    }
+    fs::write(folder.join(MODEL), b"12345678 not it").unwrap();
+    assert!(error_of(&folder).contains("model.safetensors: not safetensors: "));
+    fs::remove_file(folder.join(MODEL)).unwrap();
+    assert!(error_of(&folder).ends_with("m: neither model.safetensors nor model.safetensors.index.json"));
+    assert!(error_of(base.path()).contains("config.json: "));
+}
+
+/// Made by `tests/peers/make_logits.py` with transformers.
+#[test]
+fn logits_are_those_of_transformers() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/golden/logits");
+    for (family, vocab) in [("llama", 48), ("qwen2", 40)] {
+        let folder = golden.join(family);
+        let Loaded { config, layout, flat, .. } = load(&folder, ValueHead::None).unwrap();
+        let model = Model::new(&config, &layout, layout.views(&flat).unwrap()).unwrap();
+        let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(folder.join("logits.json")).unwrap()).unwrap();
+        assert_eq!(rows.len(), 3);
+        for row in rows {
+            let tokens: Vec<i64> = serde_json::from_value(row["tokens"].clone()).unwrap();
+            let right: Vec<Vec<f32>> = serde_json::from_value(row["logits"].clone()).unwrap();
+            let hidden = model.hidden(&Tensor::from_slice(&tokens).unsqueeze(0)).unwrap();
+            let ours = model.logits(&hidden).unwrap().squeeze_dim(0);
+            let right = Tensor::from_slice2(&right);
+            assert_eq!(right.size(), [tokens.len() as i64, vocab]);
+            assert!((ours - right).abs().max().double_value(&[]) < 1e-4);
+        }
+    }
+}
+
+/// Folders as tidegate saves them, with the logits it has for them; `tests/peers/check_saved.py` compares those with what
+/// transformers makes of the folders, which are kept where the variable says.
+#[test]
+fn saved_folders_keep_their_logits() {
+    const TOKENS: [i64; 6] = [3, 14, 15, 9, 2, 6];
+    let temporary = tempfile::tempdir().unwrap();
+    let kept = std::env::var_os("TIDEGATE_KEEP_SAVED").map(PathBuf::from);
+    let base = kept.unwrap_or_else(|| temporary.path().to_owned());
+    fs::create_dir_all(&base).unwrap();
+    let mut biased = Config { attention_bias: true, mlp_bias: true, rope_theta: 1e6, ..tiny(Family::Llama) };
+    biased.head_dim = 16;
+    for (name, config) in [("llama", tiny(Family::Llama)), ("llama-biased", biased), ("qwen2", tiny(Family::Qwen2))] {
+        let layout = Layout::of(&config, ValueHead::Present);
+        let logits = |flat: &Tensor| {
+            let model = Model::new(&config, &layout, layout.views(flat).unwrap()).unwrap();
+            let hidden = model.hidden(&Tensor::from_slice(&TOKENS).unsqueeze(0)).unwrap();
+            Vec::<Vec<f32>>::try_from(model.logits(&hidden).unwrap().squeeze_dim(0)).unwrap()
+        };
+        let (flat, folder) = (spread(&layout, 8), base.join(name));
+        save(&folder, &config, &layout, &flat, None).unwrap();
+        let ours = logits(&flat);
+        assert_eq!(logits(&load(&folder, ValueHead::Present).unwrap().flat), ours);
+        fs::write(folder.join("logits.json"), json!([{ "tokens": TOKENS, "logits": ours }]).to_string()).unwrap();
+    }
+}
