@@ -58,15 +58,15 @@ fn all_close(what: &str, found: &[f32], expected: &[f32]) {
 
 /// Advantages of all groups of a case, in the case's order.
 fn by_group(kind: Advantage, case: &Case) -> Vec<f32> {
-    let scores = row(&case.inputs["scores"]);
+    let rewards = row(&case.inputs["scores"]);
     let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (i, group) in case.inputs["index"].as_array().expect("a list").iter().enumerate() {
         groups.entry(group.as_str().expect("a name")).or_default().push(i);
     }
-    let mut advantages = vec![f32::NAN; scores.len()];
+    let mut advantages = vec![f32::NAN; rewards.len()];
     for members in groups.values() {
-        let rewards: Vec<Option<f32>> = members.iter().map(|&i| Some(scores[i])).collect();
-        let estimate = group_advantages(kind, &rewards);
+        let group: Vec<Option<f32>> = members.iter().map(|&i| Some(rewards[i])).collect();
+        let estimate = group_advantages(kind, &group);
         members.iter().zip(estimate.advantages).for_each(|(&i, advantage)| advantages[i] = advantage);
     }
     advantages
@@ -132,7 +132,7 @@ fn whiten(advantages: &[Vec<f32>], masks: &[Vec<bool>]) -> Vec<Vec<f32>> {
 }
 
 /// Catches a discount, a next value or a next advantage taken from the wrong token or across a masked one, at the tokens
-/// that are trained; the critic's targets (advantage + value) hold the numbers before whitening, the first output those after.
+/// that are trained; the critic's targets (advantage + value) hold the numbers before whitening, the others after.
 #[test]
 fn gae_of_verl() {
     for name in ["gae_g1.0_l1.0", "gae_g1.0_l0.95", "gae_g1.0_l0.0", "gae_multiturn_obs_masked"] {
@@ -303,7 +303,7 @@ fn reinforce_on_policy_is_gpg() {
     close("loss_gpg", total(&found, &vec![vec![1.0; 4]; 2]) / TRAINED, number(&case.outputs[0]));
 }
 
-/// There: half the square, of the prediction clipped to within 0.5 of the old value 0.2 where that is worse (0.9 -> 0.7).
+/// There: half the square, of the prediction clipped to within 0.5 of the earlier value 0.2 where that is worse (0.9 -> 0.7).
 /// Catches a factor: ours is the whole square.
 #[test]
 fn value_loss_of_verl() {

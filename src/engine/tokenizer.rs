@@ -6,9 +6,6 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Ids to text, for threads that have no tokenizer of their own: lossy UTF-8, special tokens left out.
-pub type Decode = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
-
 /// Special tokens of [`char_level`]; the index is the id.
 pub const SPECIAL: [&str; 4] = ["<pad>", "<bos>", "<eos>", "<unk>"];
 
@@ -57,9 +54,9 @@ impl Tokenizer {
     }
 
     /// [`decode`](Tokenizer::decode) as a function that can be handed to other threads.
-    pub fn decoder(&self) -> Decode {
+    pub fn decoder(&self) -> impl Fn(&[u32]) -> String + Clone + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
-        Arc::new(move |ids| decode(&inner, ids))
+        move |ids: &[u32]| decode(&inner, ids)
     }
 
     /// The id of one token, special ones included.
@@ -205,7 +202,7 @@ mod tests {
     #[test]
     fn decoder_works_from_another_thread() {
         let tokenizer = Tokenizer::parse(&char_level("ab")).unwrap();
-        let decode = tokenizer.decoder();
+        let decode = tokenizer.decoder().clone();
         assert_eq!(std::thread::spawn(move || decode(&[4, 5])).join().unwrap(), "ab");
     }
 

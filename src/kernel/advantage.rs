@@ -151,6 +151,13 @@ mod tests {
         assert_eq!(found.advantages, [1.414_212_6, 0.0, -1.414_212_6, 0.0, 0.0]);
     }
 
+    /// Catches a difference that overflows to infinity, and a sum that does.
+    #[test]
+    fn the_ends_of_the_range_stay_finite() {
+        assert_eq!(estimate(Advantage::LeaveOneOut, &[f32::MAX, f32::MIN]).advantages, [f32::MAX, f32::MIN]);
+        assert_eq!(estimate(Advantage::GroupMean, &[f32::MAX, f32::MAX, 0.0]).advantages[2], -(f32::MAX / 1.5));
+    }
+
     /// Catches `value - reward`, and a NaN under the mask that leaks.
     #[test]
     fn with_a_critic_each_token_has_its_own() {

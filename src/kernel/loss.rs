@@ -257,6 +257,7 @@ mod tests {
 
     proptest! {
         /// The weight is detached: moving both log-probabilities together holds it, and leaves the slope in `logp_current`.
+        /// Catches a derivative that goes through the weight as well.
         #[test]
         fn reinforce_derivative(current in -6.0f32..-0.1, log_ratio in -3.0f32..3.0, advantage in -3.0f32..3.0) {
             let loss = Loss::Reinforce { cap: 5.0 };
@@ -280,6 +281,7 @@ mod tests {
             prop_assert_eq!(found.loss, -found.weight * advantage);
         }
 
+        /// Catches a sign.
         #[test]
         fn supervised_derivative(current in -6.0f32..-0.1) {
             let numeric = slope(|x| one(Loss::Supervised, x, 0.0, 0.0).loss, current);

@@ -56,8 +56,8 @@ impl TorchLearner {
     /// `version` of `steps` updates. `temperature` is the one that the rollouts were sampled at.
     ///
     /// # Errors
-    /// A temperature not above 0, a critic's coefficient for a model without one, weights that are not the layout's, or a device without
-    /// the room.
+    /// A temperature not above 0, a critic's coefficient for a model without one, weights that are not the layout's, or a
+    /// device without the room.
     #[expect(clippy::too_many_arguments, reason = "each is one fact of the run, and it is called in one place")]
     pub fn new(
         config: Config,

