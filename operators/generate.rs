@@ -155,7 +155,9 @@ impl<G: Generator> Generate<G> {
             guarded("generate", || self.generator.load(version, payload))?;
             self.loaded = Some(version);
         }
-        while let Some((capability, group)) = self.queue.pop_front_if(|(_, group)| self.loaded >= Some(group.oldest)) {
+        while self.queue.front().is_some_and(|(_, group)| self.loaded >= Some(group.oldest))
+            && let Some((capability, group)) = self.queue.pop_front()
+        {
             guarded("generate", || self.generator.start(Arc::clone(&group)))?;
             self.running.insert(group.number, (capability, group.size));
         }

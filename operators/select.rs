@@ -194,9 +194,11 @@ impl<G> Selector<G> {
     /// How many groups of each due (from `next`) the needs force, earliest due first; None if one of them has not arrived.
     fn forced(&self) -> Option<Vec<u64>> {
         let mut forced = vec![0; self.window.len()];
+        // From the newest waiting due on, all that waits is early enough, and any B do.
+        let newest = self.window.iter().rposition(|tally| tally.waiting > 0).unwrap_or(0);
         // The earliest due with groups left, and how many are taken by now: those have a due of at most `d`.
         let (mut earliest, mut taken) = (0, 0);
-        for (d, need) in self.needs().into_iter().enumerate() {
+        for (d, need) in self.needs().into_iter().take(newest).enumerate() {
             while taken < need {
                 if earliest > d {
                     return None;
@@ -213,8 +215,7 @@ impl<G> Selector<G> {
         Some(forced)
     }
 
-    /// need(d) for every d of the window that can force anything (0 where negative). From the newest due seen on, no stamp
-    /// is larger and every waiting group is early enough: any B do.
+    /// need(d) for every d of the window, 0 where it is negative.
     fn needs(&self) -> Vec<u64> {
         // Cumulative counts, then, from above, the least over stamps e > d of earlier(e) - X(e-1).
         let mut trained = self.past_trained;

@@ -334,10 +334,11 @@ impl<L: Learner> Train<L> {
         batch::mark_trained(&mut batch);
         metrics.step = step;
         batch::measure(&mut metrics, &batch);
-        self.publish(learner, step)?;
+        // The step is done and goes to the log, even if no snapshot can be had of it.
+        let published = self.publish(learner, step);
         self.clock.finish(&mut metrics);
         self.seal(step, batch, Some(metrics));
-        Ok(())
+        published
     }
 
     fn seal(&mut self, step: Step, mut rollouts: Vec<Rollout>, metrics: Option<Metrics>) {
@@ -353,9 +354,9 @@ impl<L: Learner> Train<L> {
     fn tail(&mut self) {
         let waiting = self.selector.drain();
         self.discarded.extend(waiting.into_iter().flat_map(|(_, estimated)| estimated.rollouts));
+        let next = self.outputs.own.as_ref().map_or(0, |own| *own.steps.time()).max(self.plan.start + 1);
         if !self.discarded.is_empty() {
-            let step = self.published.unwrap_or(self.plan.start) + 1;
-            self.seal(step, Vec::new(), None);
+            self.seal(next, Vec::new(), None);
         }
     }
 }

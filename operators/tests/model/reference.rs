@@ -1,0 +1,242 @@
+//! The lag rule as its definitions say, by scanning all there ever was: what the counting one must equal, and, misread, what
+//! the model must catch.
+
+use super::{Failure, Instance};
+use tidegate_operators::lag::Header;
+use tidegate_operators::plan::Order;
+use tidegate_operators::record::{Step, Version};
+use tidegate_operators::select::{Choice, Wait};
+
+/// How the rule is read. All but the first break it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    Right,
+    /// The capability goes past v+M+1 once the budget is used up.
+    CapabilityLowered,
+    /// The capability is dropped once N*B groups are admitted.
+    DroppedAtBudget,
+    /// A generator samples a group before it has loaded the weights that the group was admitted under.
+    EarlySampling,
+    /// bound(d) counts what has arrived, not what may still come.
+    ArrivedOnly,
+    /// Only what is due at the next step is looked at.
+    NoLookAhead,
+    /// Waiting groups use room.
+    RoomCountsWaiting,
+    /// Stamps are forgotten once their groups are trained.
+    StampsForgotten,
+    /// bound(d) is not capped at min(d, N)*B.
+    Uncapped,
+    /// The selector is not told of discards.
+    SilentDiscards,
+    /// Two trainers choose half a batch each, from what comes to them.
+    TwoSelectors,
+    /// On a resume, what the runs before trained is not counted.
+    CountersFromZero,
+}
+
+pub struct Reference {
+    instance: Instance,
+    reading: Reading,
+    pub seen: Version,
+    pub live: u64,
+    pub prompts_ended: bool,
+    /// Due of every group admitted, by number.
+    dues: Vec<Step>,
+    pub next: Step,
+    pub frontier: Option<Step>,
+    pub admitted: Option<u64>,
+    /// In order of arrival.
+    waiting: Vec<Header>,
+    trained: Vec<Header>,
+    discarded: Vec<Header>,
+    bounds: Vec<u64>,
+}
+
+impl Reference {
+    pub fn new(instance: &Instance, reading: Reading) -> Self {
+        let mut reference = Reference {
+            instance: *instance,
+            reading,
+            seen: instance.start,
+            live: 0,
+            prompts_ended: false,
+            dues: Vec::new(),
+            next: instance.start + 1,
+            frontier: Some(0),
+            admitted: None,
+            waiting: Vec::new(),
+            trained: Vec::new(),
+            discarded: Vec::new(),
+            bounds: vec![u64::MAX; (instance.steps + instance.max_lag + 2) as usize],
+        };
+        reference.live = reference.before();
+        reference
+    }
+
+    /// Groups that the runs before trained.
+    fn before(&self) -> u64 {
+        if self.reading == Reading::CountersFromZero { 0 } else { self.instance.start * self.instance.batch }
+    }
+
+    fn due(&self) -> Step {
+        self.seen + self.instance.max_lag + 1
+    }
+
+    fn budget(&self) -> u64 {
+        self.due().min(self.instance.steps) * self.instance.batch
+    }
+
+    pub fn see(&mut self, version: Version) {
+        self.seen = self.seen.max(version);
+    }
+
+    pub fn cap(&self) -> Option<Step> {
+        let all = self.dues.len() as u64 + self.before() >= self.instance.steps * self.instance.batch;
+        let ended = self.prompts_ended || self.seen >= self.instance.steps;
+        if ended || all && self.reading == Reading::DroppedAtBudget {
+            return None;
+        }
+        let used = self.dues.len() as u64 + self.before() >= self.budget();
+        Some(self.due() + u64::from(used && self.reading == Reading::CapabilityLowered))
+    }
+
+    pub fn open(&self) -> bool {
+        self.cap() == Some(self.due()) && self.live < self.budget()
+    }
+
+    pub fn admit(&mut self) -> Header {
+        let (number, due) = (self.dues.len() as u64, self.due());
+        let earlier = self.before() + self.dues.iter().filter(|other| **other < due).count() as u64;
+        self.live += 1;
+        self.dues.push(due);
+        Header { number, due, earlier, oldest: self.seen }
+    }
+
+    pub fn arrive(&mut self, header: Header, discarded: bool) {
+        if discarded { self.discarded.push(header) } else { self.waiting.push(header) }
+    }
+
+    fn count(groups: &[Header], due: Step) -> u64 {
+        groups.iter().filter(|group| group.due <= due).count() as u64
+    }
+
+    fn trained(&self, due: Step) -> u64 {
+        self.before() + Self::count(&self.trained, due)
+    }
+
+    /// bound(d), as it is defined.
+    fn bound(&self, due: Step) -> u64 {
+        let arrived = self.trained(due) + Self::count(&self.waiting, due);
+        if self.reading == Reading::ArrivedOnly || self.frontier.is_none_or(|frontier| frontier > due) {
+            return arrived;
+        }
+        let trained = if self.reading == Reading::StampsForgotten { &[][..] } else { &self.trained };
+        let seen = self.waiting.iter().chain(trained).chain(&self.discarded).filter(|group| group.due > due);
+        let stamped = seen.map(|group| group.earlier - Self::count(&self.discarded, group.due - 1)).min();
+        let most = due.min(self.instance.steps) * self.instance.batch;
+        match (self.reading, stamped) {
+            (Reading::Uncapped, None) => self.before() + self.dues.len() as u64,
+            (Reading::Uncapped, Some(stamped)) => stamped,
+            (_, stamped) => most.min(stamped.unwrap_or(u64::MAX)),
+        }
+    }
+
+    fn need(&self, due: Step) -> u64 {
+        self.bound(due).saturating_sub(self.trained(due) + (due - self.next) * self.instance.batch)
+    }
+
+    /// Invariants I1 and I2, which a right reading keeps at every moment.
+    fn check_bounds(&mut self) -> Result<(), Failure> {
+        for due in self.next..self.bounds.len() as u64 {
+            let bound = self.bound(due);
+            let dead = Self::count(&self.discarded, due);
+            let live = self.before() + self.dues.iter().filter(|other| **other <= due).count() as u64 - dead;
+            let last = &mut self.bounds[due as usize];
+            if self.reading == Reading::Right && (bound > *last || live > bound) {
+                return Err(Failure::Bound);
+            }
+            *last = bound;
+        }
+        Ok(())
+    }
+
+    pub fn choose(&mut self) -> Result<Choice<u64>, Failure> {
+        self.check_bounds()?;
+        let accounted = self.frontier.is_none()
+            && self.admitted == Some((self.waiting.len() + self.trained.len() + self.discarded.len()) as u64);
+        if (self.waiting.len() as u64) < self.instance.batch || self.next > self.instance.steps {
+            let number = if self.instance.order == Order::Admission { |g: &Header| g.number } else { |_: &Header| 0 };
+            return Ok(match (accounted, self.waiting.is_empty()) {
+                (false, _) => Choice::Wait(Wait::Any),
+                (true, true) => Choice::Done,
+                (true, false) => {
+                    let mut batch = self.waiting.clone();
+                    batch.sort_by_key(number);
+                    Choice::Last(self.train(batch)?)
+                }
+            });
+        }
+        let batch = match (self.reading, self.instance.order) {
+            (Reading::TwoSelectors, _) => self.halves(),
+            (_, Order::Arrival) => self.forced()?,
+            (_, Order::Admission) => self.in_order(),
+        };
+        match batch {
+            Some(batch) => Ok(Choice::Step(self.train(batch)?)),
+            None => Ok(Choice::Wait(Wait::Forced)),
+        }
+    }
+
+    fn forced(&self) -> Result<Option<Vec<Header>>, Failure> {
+        let looked_at = if self.reading == Reading::NoLookAhead { self.next + 1 } else { self.bounds.len() as u64 };
+        if (self.next..looked_at).any(|due| self.need(due) > self.instance.batch) {
+            return Err(Failure::ForcedTooMany);
+        }
+        // From the newest waiting due on, any B do.
+        let newest = self.waiting.iter().map(|group| group.due).max().unwrap_or(0);
+        let mut batch: Vec<Header> = Vec::new();
+        let mut rest = self.waiting.clone();
+        for due in self.next..newest.min(looked_at) {
+            while Self::count(&batch, due) < self.need(due) {
+                let earliest = (0..rest.len()).filter(|index| rest[*index].due <= due).min_by_key(|index| rest[*index].due);
+                let Some(index) = earliest else { return Ok(None) };
+                batch.push(rest.remove(index));
+            }
+        }
+        let free = self.instance.batch as usize - batch.len();
+        batch.extend(rest.into_iter().take(free));
+        Ok(Some(batch))
+    }
+
+    fn in_order(&self) -> Option<Vec<Header>> {
+        let done = |number: u64| self.trained.iter().chain(&self.discarded).any(|group| group.number == number);
+        let numbers = (0..self.dues.len() as u64).filter(|number| !done(*number)).take(self.instance.batch as usize);
+        let batch: Vec<Header> =
+            numbers.map_while(|number| self.waiting.iter().find(|group| group.number == number).copied()).collect();
+        (batch.len() as u64 == self.instance.batch).then_some(batch)
+    }
+
+    fn halves(&self) -> Option<Vec<Header>> {
+        let half = |parity| {
+            self.waiting
+                .iter()
+                .filter(move |group| group.number % 2 == parity)
+                .copied()
+                .take(self.instance.batch as usize / 2)
+        };
+        let batch: Vec<Header> = half(0).chain(half(1)).collect();
+        (batch.len() as u64 == self.instance.batch).then_some(batch)
+    }
+
+    fn train(&mut self, batch: Vec<Header>) -> Result<Vec<u64>, Failure> {
+        self.waiting.retain(|group| !batch.contains(group));
+        self.trained.extend(&batch);
+        let step = self.next;
+        self.next += 1;
+        if self.reading == Reading::Right && self.bound(step) != self.trained(step) {
+            return Err(Failure::Bound);
+        }
+        Ok(batch.into_iter().map(|group| group.number).collect())
+    }
+}
