@@ -236,16 +236,17 @@ impl Keys {
         flag.ok_or_else(|| self.refuse(key, "it must be true or false"))
     }
 
-    /// One id or a list of them. Ids outside the vocabulary (-1 is seen for "no padding") stand for none.
+    /// One id or a list of them; -1 is seen for "none".
     fn ids(&self, key: &str, vocab_size: i64) -> Result<Vec<u32>> {
         let list = match self.get(key) {
             None => return Ok(Vec::new()),
             Some(Value::Array(list)) => list.clone(),
             Some(one) => vec![one.clone()],
         };
-        let ids: Option<Vec<i64>> = list.iter().map(Value::as_i64).collect();
-        let ids = ids.ok_or_else(|| self.refuse(key, "it must be an integer or a list of integers"))?;
-        Ok(ids.into_iter().filter(|id| (0..vocab_size).contains(id)).filter_map(|id| u32::try_from(id).ok()).collect())
+        let id = |value: &Value| value.as_i64().filter(|id| (-1..vocab_size).contains(id));
+        let ids: Option<Vec<i64>> = list.iter().map(id).collect();
+        let ids = ids.ok_or_else(|| self.refuse(key, &format!("ids must be integers below vocab_size = {vocab_size}")))?;
+        Ok(ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect())
     }
 }
 
@@ -315,6 +316,7 @@ pub(crate) mod tests {
             ("hidden_size", json!(-1)),
             ("vocab_size", Value::Null),
             ("tie_word_embeddings", json!("yes")),
+            ("eos_token_id", json!([2, 50])),
         ] {
             let message = parse_with(key, value.clone()).unwrap_err().to_string();
             assert!(message.starts_with("m/config.json: "), "{message}");
@@ -325,5 +327,21 @@ pub(crate) mod tests {
         {
             assert!(parse_with(key, value).is_ok());
         }
+    }
+
+    #[test]
+    fn the_generation_config_says_what_ends_a_sequence() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), tiny(Family::Llama).to_json().to_string()).unwrap();
+        assert_eq!(Config::load(folder.path()).unwrap().eos_token_id, [2]);
+        let path = folder.path().join("generation_config.json");
+        std::fs::write(&path, r#"{"eos_token_id": [7, 2], "temperature": 0.6}"#).unwrap();
+        assert_eq!(Config::load(folder.path()).unwrap().eos_token_id, [7, 2]);
+        std::fs::write(&path, r#"{"eos_token_id": "</s>"}"#).unwrap();
+        let message = Config::load(folder.path()).unwrap_err().to_string();
+        assert!(
+            message
+                .ends_with(r#"generation_config.json: eos_token_id = "</s>": ids must be integers below vocab_size = 50"#)
+        );
     }
 }

@@ -47,20 +47,24 @@ pub fn set_threads(threads: u16) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Barrier};
     use tch::{Kind, Tensor};
 
     #[test]
     fn each_thread_gets_what_it_asks_for() {
+        // All ask before any computes: a number that is not the thread's own would be the last one asked for.
+        let all_asked = Arc::new(Barrier::new(4));
         let ask = |threads: u16| {
+            let all_asked = all_asked.clone();
             std::thread::spawn(move || {
                 set_threads(threads);
+                all_asked.wait();
                 let x = Tensor::ones([256, 256], (Kind::Float, Device::Cpu));
                 let _ = x.matmul(&x);
                 tch::get_num_threads()
             })
         };
-        let workers: Vec<_> = [1, 2, 1, 2].map(ask).into_iter().collect();
-        let got: Vec<i32> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+        let got = [1, 2, 1, 2].map(ask).map(|worker| worker.join().unwrap());
         assert_eq!(got, [1, 2, 1, 2]);
     }
 

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::error::Error as _;
 
 /// Loads `libtorch_cuda.so` for as long as the process lives. To be called before libtorch is first used: it looks for CUDA
 /// once.
@@ -16,8 +17,11 @@ pub fn load_cuda() -> Result<()> {
     const NAME: &str = "libtorch_cuda.so";
     // SAFETY: loading runs the library's initialisers. They are libtorch's own, of the build that this program is linked with
     // (the same rpath finds both), and an ordinary `import torch` runs them in the same way. No symbol is taken from it.
-    let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_GLOBAL) }
-        .map_err(|e| Error::engine(NAME, format!("{e}; a CUDA device needs libtorch with all of its own dependencies")))?;
+    let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_GLOBAL) }.map_err(|e| {
+        // The loader's own words, which name the library that is not there, are the error's source.
+        let why = e.source().map_or_else(|| e.to_string(), ToString::to_string);
+        Error::engine(NAME, format!("{why}; a CUDA device needs libtorch with all of its own dependencies"))
+    })?;
     // Never unloaded: libtorch keeps pointers into it.
     std::mem::forget(library);
     Ok(())

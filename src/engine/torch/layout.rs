@@ -141,5 +141,7 @@ mod tests {
         assert!(qwen.contains(&"model.layers.1.self_attn.k_proj.bias".to_owned()));
         assert!(!qwen.contains(&"model.layers.1.self_attn.o_proj.bias".to_owned()));
         assert_eq!((llama.len(), qwen.len()), (1 + 2 * 9 + 2, 1 + 2 * 12 + 1));
+        let biased = Config { attention_bias: true, mlp_bias: true, ..tiny(Family::Llama) };
+        assert_eq!(Layout::of(&biased, ValueHead::None).entries.len(), 1 + 2 * 16 + 2);
     }
 }
