@@ -38,7 +38,7 @@ help: ## this list
 
 .PHONY: tools
 tools:
-	@command -v $(CARGO) >/dev/null || $(call fail,no cargo: install Rust 1.90 or newer)
+	@command -v $(CARGO) >/dev/null || $(call fail,no cargo: install Rust (see rust-version in Cargo.toml))
 	@command -v "$(CXX)" >/dev/null || $(call fail,no C++ compiler: install g++ or clang++)
 	@command -v cc >/dev/null || $(call fail,no C compiler to link with: install gcc or clang)
 
