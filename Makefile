@@ -8,6 +8,10 @@ CUDA_LIBRARIES := nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
 TEST_PACKAGES  := pyarrow==26.0.1 duckdb==2.0.1
 PEER_PACKAGES  := torch==$(TORCH) transformers==5.24.0 safetensors numpy
 
+# Everything goes to folders of this checkout, so pip's warnings about a shared one are noise.
+export PIP_ROOT_USER_ACTION := ignore
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
 # A libtorch of the user's own is never touched. Without one, .cargo/config.toml names the fetched one.
 ifneq ($(strip $(LIBTORCH)),)
 OWN_LIBTORCH := $(abspath $(LIBTORCH))
@@ -34,7 +38,7 @@ help: ## this list
 
 .PHONY: tools
 tools:
-	@command -v $(CARGO) >/dev/null || $(call fail,no cargo: install Rust 1.90 or newer)
+	@command -v $(CARGO) >/dev/null || $(call fail,no cargo: install Rust (see rust-version in Cargo.toml))
 	@command -v "$(CXX)" >/dev/null || $(call fail,no C++ compiler: install g++ or clang++)
 	@command -v cc >/dev/null || $(call fail,no C compiler to link with: install gcc or clang)
 
@@ -80,7 +84,7 @@ demo: libtorch ## train a small model from scratch and show what was learnt
 
 .PHONY: test
 test: libtorch .pydeps ## all tests that need nothing but this machine
-	PYTHONPATH="$(CURDIR)/.pydeps" $(CARGO) test --workspace
+	$(CARGO) test --workspace
 
 .peers: | python
 	@rm -rf .peers && $(PYTHON) -m venv .peers

@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
 use tidegate::engine::spec::{Learning, LrSchedule, Sampling};
 use tidegate::engine::toy::{ToyGenerator, ToyLearner, ToyPrompts, ToyScorer, ToyWeights, resample};
 use tidegate::kernel::advantage::{Advantage, group_advantages};
@@ -160,8 +162,16 @@ fn run(plan: &Plan, prompts: &ToyPrompts, workers: usize) -> Ran {
             worker.dataflow::<Step, _, _>(|scope| dataflow(scope, &plan, ports, &halt, &census, observe));
         }
     };
-    let guards = timely::execute(timely::Config::process(workers), worker_of).unwrap();
-    guards.join().into_iter().for_each(|result| result.unwrap());
+    let (over, ended) = mpsc::channel();
+    thread::spawn(move || {
+        let guards = timely::execute(timely::Config::process(workers), worker_of).unwrap();
+        guards.join().into_iter().for_each(|result| result.unwrap());
+        over.send(()).unwrap();
+    });
+    if let Err(why) = ended.recv_timeout(Duration::from_secs(30)) {
+        halt.set();
+        panic!("{why}; the groups: {:?}", census.snapshot());
+    }
     assert_eq!(*faults.lock().unwrap(), Vec::<String>::new());
     assert_eq!(census.snapshot().total().in_flight(), 0, "groups are left");
     let sealed = log.0.lock().unwrap().clone();
