@@ -227,7 +227,7 @@ pub struct Metrics {
     pub lag_max: u64,
     /// Nanoseconds of the learner's worker: in the learner; waiting for a group that the rule forces; waiting for any group.
     pub train_ns: u64,
-    /// Of `train_ns`, nanoseconds inside the engine's tensor library.
+    /// Nanoseconds on the processor inside the engine's tensor library.
     pub torch_ns: u64,
     pub wait_forced_ns: u64,
     pub wait_any_ns: u64,

@@ -2,6 +2,7 @@
 //!
 //! Read bottom to top: each module uses those before it in this list, never those after it, never its siblings.
 
+pub mod clock;
 pub mod error;
 pub mod kernel;
 

@@ -9,8 +9,8 @@
 //!
 //! [`tidegate_operators::dataflow`] wires it; here it is given ports, workers and an end.
 
+use crate::clock::thread_ns;
 use crate::error::{Error, Result};
-use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tidegate_operators::admit::Prompts;
@@ -44,8 +44,8 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerTime {
     pub wall_ns: u64,
-    /// On the processor; None where the system does not tell.
-    pub processor_ns: Option<u64>,
+    /// On the processor.
+    pub processor_ns: u64,
 }
 
 /// Runs the plan on one worker for each of `ports`; `prepare` is called on each worker's thread first, with its index.
@@ -126,13 +126,13 @@ fn execute<Q: Send + 'static>(
     let guards = timely::execute(timely::Config::process(workers), move |worker| {
         let index = worker.index();
         prepare(index);
-        let (started, processor) = (Instant::now(), processor_ns());
+        let (started, processor) = (Instant::now(), thread_ns());
         if let Some(ports) = ports[index].lock().unwrap_or_else(PoisonError::into_inner).take() {
             worker.dataflow::<Step, _, _>(|scope| build(scope, ports, seen.clone()));
         }
         while worker.step_or_park(Some(NAP)) {}
         let wall_ns = started.elapsed().as_nanos() as u64;
-        WorkerTime { wall_ns, processor_ns: processor.zip(processor_ns()).map(|(from, to)| to - from) }
+        WorkerTime { wall_ns, processor_ns: thread_ns() - processor }
     })
     .map_err(|e| Error::engine("timely workers", e))?;
     let mut report = Report::default();
@@ -145,9 +145,4 @@ fn execute<Q: Send + 'static>(
     let seen = std::mem::take(&mut *faults.0.lock().unwrap_or_else(PoisonError::into_inner));
     report.faults.splice(0..0, seen);
     Ok(report)
-}
-
-/// Nanoseconds that the calling thread has been on the processor (Linux's `schedstat`).
-fn processor_ns() -> Option<u64> {
-    fs::read_to_string("/proc/thread-self/schedstat").ok()?.split_whitespace().next()?.parse().ok()
 }

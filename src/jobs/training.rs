@@ -45,8 +45,8 @@ pub struct Outcome {
     pub version: Version,
     pub seconds: f64,
     pub generated_tokens: u64,
-    /// Shares of wall time spent on the processor outside libtorch; None where the system does not tell, or where one worker
-    /// both generates and trains.
+    /// Shares of wall time spent on the processor outside libtorch;
+    /// None where one worker both generates and trains.
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
 }
@@ -127,7 +127,7 @@ fn threads(spec: &Spec) -> Vec<u16> {
 fn outside(times: &[WorkerTime], workers: &[usize], torch_ns: u64) -> Option<f64> {
     let of = workers.iter().map(|&worker| times.get(worker).copied());
     let times: Vec<WorkerTime> = of.collect::<Option<_>>()?;
-    let processor = times.iter().map(|t| t.processor_ns).sum::<Option<u64>>()?;
+    let processor = times.iter().map(|t| t.processor_ns).sum::<u64>();
     let wall: u64 = times.iter().map(|t| t.wall_ns).sum();
     Some(processor.saturating_sub(torch_ns) as f64 / wall.max(1) as f64)
 }

@@ -7,6 +7,7 @@
 //! decode step takes the prompt's last token in. So every sampled token, the first one too, has its logits from a decode step
 //! under the newest weights, whenever its sample enters and whatever was loaded since the prompt ran.
 
+use crate::clock::thread_ns;
 use crate::engine::sampler::{choose, uniform};
 use crate::engine::spec::Sampling;
 use crate::engine::torch::cache::Cache;
@@ -17,7 +18,6 @@ use crate::engine::torch::weights::Snapshot;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::generate::Generator;
@@ -110,7 +110,7 @@ impl TorchGenerator {
         })
     }
 
-    /// Nanoseconds spent in libtorch so far.
+    /// Nanoseconds that its thread spent in libtorch so far, on the processor.
     pub fn torch_ns(&self) -> u64 {
         self.torch_ns
     }
@@ -218,9 +218,9 @@ impl TorchGenerator {
             return Ok(done);
         }
         let (version, model) = self.model.take().ok_or_else(|| Error::engine("generator", "no weights were loaded"))?;
-        let started = Instant::now();
+        let started = thread_ns();
         let decoded = self.fill_slots(&model).and_then(|()| self.decode(&model));
-        self.torch_ns += started.elapsed().as_nanos() as u64;
+        self.torch_ns += thread_ns() - started;
         self.model = Some((version, model));
         decoded?;
         for slot in 0..self.slots.len() {

@@ -3,6 +3,7 @@
 //! It knows no loss by name: of each token it asks the kernel for coefficients, and back-propagates
 //! `sum(coefficient * output)` over log-probability, entropy and value.
 
+use crate::clock::thread_ns;
 use crate::engine::spec::Learning;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::gradient::Gradient;
@@ -16,7 +17,6 @@ use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::token_weights;
 use std::fmt::Display;
-use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Metrics, Rollout, Status, Step, Version};
@@ -47,7 +47,7 @@ struct Open {
     /// Micro-batches done.
     done: usize,
     tally: Tally,
-    /// Nanoseconds spent in libtorch.
+    /// Nanoseconds spent in libtorch, on the processor.
     torch_ns: u64,
 }
 
@@ -167,10 +167,10 @@ impl TorchLearner {
         let rollouts: Vec<&Rollout> = members.iter().map(|&i| &open.batch[i]).collect();
         let entropy = if self.learning.entropy_coef == 0.0 { Entropy::Measured } else { Entropy::Trained };
         let device = self.flat.device();
-        let started = Instant::now();
+        let started = thread_ns();
         let outputs = MicroBatch::new(&rollouts, device)?.outputs(&self.model, self.temperature, entropy)?;
         let said = to_host(&outputs)?;
-        open.torch_ns += elapsed_ns(started);
+        open.torch_ns += thread_ns() - started;
         let mut coefficients = Vec::with_capacity(said.len());
         for &i in members {
             let rollout = &mut open.batch[i];
@@ -182,17 +182,17 @@ impl TorchLearner {
         if coefficients.as_flattened().iter().all(|&c| c == 0.0) {
             return Ok(());
         }
-        let started = Instant::now();
+        let started = thread_ns();
         let coefficients = Tensor::f_from_slice(coefficients.as_flattened())?.f_view([-1, 3])?.f_to_device(device)?;
         outputs.f_mul(&coefficients)?.f_sum(Kind::Float)?.f_backward()?;
-        open.torch_ns += elapsed_ns(started);
+        open.torch_ns += thread_ns() - started;
         Ok(())
     }
 
     /// Clips, updates, measures.
     fn update(&mut self, open: Open) -> Result<Trained> {
         let Open { step, mut batch, plan, tally, torch_ns, .. } = open;
-        let started = Instant::now();
+        let started = thread_ns();
         let mut metrics = Metrics { step, slots: plan.slots, ..tally.metrics(&self.learning) };
         metrics.lr = self.learning.lr_at(step, self.steps);
         metrics.skipped = plan.micro_batches.is_empty();
@@ -203,7 +203,7 @@ impl TorchLearner {
             }
             self.optimizer.step(&self.flat, self.gradient.flat(), metrics.lr)?;
         }
-        metrics.torch_ns = torch_ns + elapsed_ns(started);
+        metrics.torch_ns = torch_ns + (thread_ns() - started);
         self.version = step;
         metrics.weights = hashes(&self.flat, &self.layout)?;
         batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
@@ -240,10 +240,6 @@ impl Learner for TorchLearner {
     fn weights(&mut self) -> Result<Snapshot, Fault> {
         Snapshot::copy_of(&self.flat).map_err(fault)
     }
-}
-
-fn elapsed_ns(started: Instant) -> u64 {
-    started.elapsed().as_nanos() as u64
 }
 
 fn refusal(rollout: &Rollout, reason: impl Display) -> Fault {
