@@ -252,7 +252,7 @@ fn admit_keeps_its_capability_and_its_limits() {
             let here = worker.index() == workers - 1;
             let (groups, ends) = (ProbeHandle::new(), ProbeHandle::new());
             let mut plan = plan(3, 2, 2, 1);
-            plan.slots = 5;
+            plan.slots = 6;
             plan.generators = (0..workers).rev().collect();
             let (mut versions, mut feedback, seen, end) = worker.dataflow(|scope| {
                 let ((versions, seen), (feedback, events)) = (scope.new_input(), scope.new_input());
@@ -264,7 +264,7 @@ fn admit_keeps_its_capability_and_its_limits() {
             });
             let dues = || seen.lock().unwrap().iter().map(|(due, group)| (*due, group.number)).collect::<Vec<_>>();
             let of = |numbers: &[(Step, u64)]| if here { numbers.to_vec() } else { Vec::new() };
-            // Five slots a generator hold three groups of two; the budget is four groups.
+            // Six slots a generator hold three groups of two; the budget is four groups.
             worker.step_while(|| groups.less_than(&2) || dues().len() < if here { 3 } else { 0 });
             idle(worker);
             let first: Vec<_> = (0..if workers == 1 { 3 } else { 4 }).map(|number| (2, number)).collect();
