@@ -172,7 +172,7 @@ where
 }
 
 /// Builds the dataflow of a replay: recorded groups are scored, estimated, trained and sealed again, each in the step that
-/// trained it. Of the plan, `schedule` must have the bound 0; `generators` and `slots` are without effect.
+/// trained it. Of the plan, `schedule`, `order`, `generators` and `slots` must be valid and are without effect.
 pub fn replay_dataflow<'scope, W, R, S, E, L, D>(
     scope: Scope<'scope, Step>,
     plan: &Plan,

@@ -8,7 +8,7 @@ use crate::admit::{End, Feedback};
 use crate::alarm::{Alarm, Output, UNCONNECTED, Wake, first, output, to};
 use crate::batch;
 use crate::fault::{Fault, Halt, guarded};
-use crate::plan::{Plan, ShortBatch};
+use crate::plan::{Order, Plan, ShortBatch};
 use crate::record::{Estimated, Metrics, Reason, Rollout, SealedStep, Step, Version, Weights, now_ns};
 use crate::select::{Choice, Selector, Wait};
 use serde::{Deserialize, Serialize};
@@ -203,11 +203,13 @@ struct Train<L: Learner> {
 
 impl<L: Learner> Train<L> {
     fn new(learner: Option<L>, plan: Plan, mode: Mode, outputs: Outputs<L::Weights>) -> Self {
+        // The numbers of recorded groups have gaps, and the due of each says all.
+        let order = if mode == Mode::Replay { Order::Arrival } else { plan.order };
         Train {
             learner,
             mode,
             outputs,
-            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, plan.order),
+            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, order),
             plan,
             published: None,
             open: None,
