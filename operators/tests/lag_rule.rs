@@ -11,7 +11,7 @@ use tidegate_operators::schedule::Schedule;
 use tidegate_operators::select::{Breach, Choice, Selector, Wait};
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 40_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Catches a selector or an admission that differs from the definitions in any choice, and any break of invariants I1 to
     /// I6, of the bound, or of progress, in small instances.
@@ -22,7 +22,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// The same in larger ones, where a wrong count has room to grow.
     #[test]
