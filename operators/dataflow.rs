@@ -60,6 +60,76 @@ pub struct Probes {
 ///
 /// The dataflow completes, on all workers, when the run is over: all steps are done, the prompts have ended, or `halt` was
 /// set, by a fault or from outside. `observe` must not panic.
+///
+/// ```
+/// # use std::sync::{Arc, Mutex};
+/// # use tidegate_operators::{admit::Prompts, census::Census, dataflow::{Ports, dataflow}, estimate::Estimator};
+/// # use tidegate_operators::{fault::{Fault, Halt}, generate::Generator, plan::{Order, Plan, ShortBatch}, record::*};
+/// # use tidegate_operators::{schedule::Schedule, score::Scorer, seal::Log, train::{Learner, Trained}};
+/// # struct Endless;
+/// # impl Prompts for Endless {
+/// #     fn next(&mut self) -> Result<Option<Prompt>, Fault> { Ok(Some(Prompt::default())) }
+/// # }
+/// # #[derive(Default)]
+/// # struct Engine { version: Version, rollouts: Vec<Rollout>, batch: Vec<Rollout> }
+/// # impl Generator for Engine {
+/// #     type Weights = u64;
+/// #     fn load(&mut self, version: Version, _: u64) -> Result<(), Fault> { self.version = version; Ok(()) }
+/// #     fn start(&mut self, group: Arc<Group>) -> Result<(), Fault> {
+/// #         let (version, mask) = (vec![self.version], vec![true]);
+/// #         self.rollouts.push(Rollout { group, version, mask, tokens: vec![7], ..Rollout::default() });
+/// #         Ok(())
+/// #     }
+/// #     fn step(&mut self) -> Result<Vec<Rollout>, Fault> { Ok(std::mem::take(&mut self.rollouts)) }
+/// #     fn running(&self) -> usize { self.rollouts.len() }
+/// # }
+/// # impl Scorer for Engine {
+/// #     fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> { rollout.reward = Some(1.0); Ok(()) }
+/// # }
+/// # impl Estimator for Engine {
+/// #     fn estimate(&mut self, _: &mut [Rollout]) -> Result<Option<Reason>, Fault> { Ok(None) }
+/// # }
+/// # impl Learner for Engine {
+/// #     type Weights = u64;
+/// #     fn begin(&mut self, _: Step, batch: Vec<Rollout>) -> Result<(), Fault> { self.batch = batch; Ok(()) }
+/// #     fn work(&mut self) -> Result<Option<Trained>, Fault> {
+/// #         Ok(Some(Trained { batch: std::mem::take(&mut self.batch), metrics: Metrics::default() }))
+/// #     }
+/// #     fn weights(&mut self) -> Result<u64, Fault> { Ok(0) }
+/// # }
+/// # struct Steps(Arc<Mutex<Vec<SealedStep>>>);
+/// # impl Log for Steps {
+/// #     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> { self.0.lock().unwrap().push(step); Ok(()) }
+/// # }
+/// let plan = Plan {
+///     start: 0,
+///     steps: 3,
+///     admitted: 0,
+///     batch_groups: 2,
+///     group_size: 1,
+///     schedule: Schedule::Pipeline { max_lag: 1 },
+///     order: Order::Arrival,
+///     short_batch: ShortBatch::Train,
+///     slots: 4,
+///     generators: vec![0],
+///     learner: 0,
+/// };
+/// let log = Arc::new(Mutex::new(Vec::new()));
+/// let steps = Arc::clone(&log);
+/// timely::execute_directly(move |worker| {
+///     let ports = Ports {
+///         prompts: Some(Endless),
+///         generator: Some(Engine::default()),
+///         scorer: Some(Engine::default()),
+///         estimator: Some(Engine::default()),
+///         learner: Some(Engine::default()),
+///         log: Some(Steps(steps)),
+///     };
+///     worker.dataflow(|scope| dataflow(scope, &plan, ports, &Halt::default(), &Census::new(), |_notice| {}));
+/// });
+/// let sealed = log.lock().unwrap();
+/// assert_eq!(sealed.iter().map(|step| (step.step, step.rollouts.len())).collect::<Vec<_>>(), [(1, 2), (2, 2), (3, 2)]);
+/// ```
 pub fn dataflow<'scope, W, P, G, S, E, L, D>(
     scope: Scope<'scope, Step>,
     plan: &Plan,
@@ -102,7 +172,7 @@ where
 }
 
 /// Builds the dataflow of a replay: recorded groups are scored, estimated, trained and sealed again, each in the step that
-/// trained it. Of the plan, `schedule` must have the bound 0; `generators` and `slots` are without effect.
+/// trained it. Of the plan, `schedule`, `order`, `generators` and `slots` must be valid and are without effect.
 pub fn replay_dataflow<'scope, W, R, S, E, L, D>(
     scope: Scope<'scope, Step>,
     plan: &Plan,

@@ -30,6 +30,40 @@ pub struct Estimates<'scope> {
 /// Collects each group until its `size` rollouts are here and estimates it, for one quantum an activation.
 ///
 /// A group of which the frontier says that no more can come is a fault, unless the run was halted: then it is let go.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tidegate_operators::estimate::{Estimator, estimate};
+/// use tidegate_operators::fault::{Fault, Halt};
+/// use tidegate_operators::record::{Group, Reason, Rollout};
+/// use timely::dataflow::operators::{Inspect, ToStream};
+///
+/// /// The reward, less the group's mean.
+/// struct Centred;
+///
+/// impl Estimator for Centred {
+///     fn estimate(&mut self, rollouts: &mut [Rollout]) -> Result<Option<Reason>, Fault> {
+///         let mean = rollouts.iter().filter_map(|rollout| rollout.reward).sum::<f32>() / rollouts.len() as f32;
+///         for rollout in rollouts {
+///             rollout.advantage = rollout.reward.map(|reward| vec![reward - mean; rollout.tokens.len()]).unwrap_or_default();
+///         }
+///         Ok(None)
+///     }
+/// }
+///
+/// timely::example(|scope| {
+///     let group = Arc::new(Group { size: 2, ..Group::default() });
+///     let rollout = |sample, reward| {
+///         Rollout { group: Arc::clone(&group), sample, tokens: vec![7], reward: Some(reward), ..Rollout::default() }
+///     };
+///     let rollouts = [rollout(1, 0.0), rollout(0, 1.0)].to_stream(scope);
+///     let estimated = estimate(rollouts, Some(Centred), &Halt::default());
+///     estimated.groups.inspect(|group| {
+///         assert_eq!(group.rollouts[0].advantage, [0.5]);
+///         assert_eq!(group.rollouts[1].advantage, [-0.5]);
+///     });
+/// });
+/// ```
 pub fn estimate<'scope, E: Estimator + 'static>(
     rollouts: StreamVec<'scope, Step, Rollout>,
     mut estimator: Option<E>,

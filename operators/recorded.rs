@@ -32,7 +32,7 @@ pub struct Recordings<'scope> {
 const AHEAD: Step = 2;
 
 /// Emits, on the learner's worker, the groups of the k-th batch at time k: under the lag rule with `max_lag` 0 each step then
-/// trains exactly its recorded batch. One group an activation, and at most [`AHEAD`] steps ahead of the log.
+/// trains exactly its recorded batch. One group an activation, and at most two steps ahead of the log.
 pub fn recorded<'scope, R: Recorded + 'static>(
     sealed: StreamVec<'scope, Step, Sealed>,
     plan: &Plan,

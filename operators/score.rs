@@ -27,6 +27,28 @@ pub struct Scored<'scope> {
 
 /// Scores the rollouts that can be trained, for one quantum an activation. After a halt what is here is still scored, so
 /// that complete groups are kept; after a fault of its own, dropped.
+///
+/// ```
+/// use tidegate_operators::fault::{Fault, Halt};
+/// use tidegate_operators::record::Rollout;
+/// use tidegate_operators::score::{Scorer, score};
+/// use timely::dataflow::operators::{Inspect, ToStream};
+///
+/// struct Length;
+///
+/// impl Scorer for Length {
+///     fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
+///         rollout.reward = Some(rollout.tokens.len() as f32);
+///         Ok(())
+///     }
+/// }
+///
+/// timely::example(|scope| {
+///     let rollouts = [Rollout { tokens: vec![1, 2], ..Rollout::default() }].to_stream(scope);
+///     let scored = score(rollouts, Some(Length), &Halt::default());
+///     scored.rollouts.inspect(|rollout| assert_eq!(rollout.reward, Some(2.0)));
+/// });
+/// ```
 pub fn score<'scope, S: Scorer + 'static>(
     rollouts: StreamVec<'scope, Step, Rollout>,
     mut scorer: Option<S>,

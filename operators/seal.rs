@@ -35,6 +35,30 @@ pub struct Seals<'scope> {
 }
 
 /// Seals one step an activation. After a fault of the log, no later step is sealed.
+///
+/// ```
+/// use tidegate_operators::fault::{Fault, Halt};
+/// use tidegate_operators::record::SealedStep;
+/// use tidegate_operators::seal::{Log, seal};
+/// use timely::dataflow::operators::{Inspect, ToStream};
+///
+/// struct Full;
+///
+/// impl Log for Full {
+///     fn seal(&mut self, _: SealedStep) -> Result<(), Fault> {
+///         Err(Fault::new("log", "no space left on device"))
+///     }
+/// }
+///
+/// let halt = Halt::default();
+/// let halted = halt.clone();
+/// timely::example(move |scope| {
+///     let steps = [SealedStep { step: 1, rollouts: Vec::new(), metrics: None }].to_stream(scope);
+///     let sealed = seal(steps, Some(Full), &halt);
+///     sealed.faults.inspect(|fault| assert_eq!(fault.to_string(), "log: no space left on device"));
+/// });
+/// assert!(halted.is_set());
+/// ```
 pub fn seal<'scope, D: Log + 'static>(
     steps: StreamVec<'scope, Step, SealedStep>,
     mut log: Option<D>,

@@ -64,6 +64,19 @@ struct Tally {
 }
 
 /// Guards 5 to 7: counts what arrives and chooses what trains.
+///
+/// ```
+/// use tidegate_operators::plan::Order;
+/// use tidegate_operators::select::{Choice, Selector, Wait};
+///
+/// // One group a step. Group 1 is due at step 2 and came first, but group 0 is due at step 1 and still on its way.
+/// let mut selector = Selector::new(0, 2, 1, 0, Order::Arrival);
+/// selector.arrive(2, 1, 1, "group 1").unwrap();
+/// assert_eq!(selector.choose(), Choice::Wait(Wait::Forced));
+/// selector.arrive(1, 0, 0, "group 0").unwrap();
+/// assert_eq!(selector.choose(), Choice::Step(vec!["group 0"]));
+/// assert_eq!(selector.choose(), Choice::Step(vec!["group 1"]));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Selector<G> {
     steps: Step,

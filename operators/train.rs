@@ -8,7 +8,7 @@ use crate::admit::{End, Feedback};
 use crate::alarm::{Alarm, Output, UNCONNECTED, Wake, first, output, to};
 use crate::batch;
 use crate::fault::{Fault, Halt, guarded};
-use crate::plan::{Plan, ShortBatch};
+use crate::plan::{Order, Plan, ShortBatch};
 use crate::record::{Estimated, Metrics, Reason, Rollout, SealedStep, Step, Version, Weights, now_ns};
 use crate::select::{Choice, Selector, Wait};
 use serde::{Deserialize, Serialize};
@@ -121,8 +121,7 @@ pub fn train<'scope, L: Learner + 'static>(
         let mut alarm = Alarm::new(&halt, faults_out, capabilities.remove(4));
         let own = Own { feedback: capabilities.remove(3), steps: capabilities.remove(2), weights: capabilities.remove(1) };
         capabilities.clear();
-        let outputs =
-            Outputs { moved: moved_out, weights: weights_out, steps: steps_out, feedback: feedback_out, own: Some(own) };
+        let outputs = Outputs { moved: moved_out, weights: weights_out, steps: steps_out, feedback: feedback_out, own };
         let missing = || Fault::new("train", format!("worker {worker} trains, but was given no learner"));
         let mut missing = (here && learner.is_none()).then(missing);
         let mut train = here.then(|| Train::new(learner, plan, mode, outputs));
@@ -169,7 +168,7 @@ struct Outputs<W: 'static> {
     weights: Output<Weights<W>>,
     steps: Output<SealedStep>,
     feedback: Output<Feedback>,
-    own: Option<Own>,
+    own: Own,
 }
 
 /// What the operator does next.
@@ -204,11 +203,13 @@ struct Train<L: Learner> {
 
 impl<L: Learner> Train<L> {
     fn new(learner: Option<L>, plan: Plan, mode: Mode, outputs: Outputs<L::Weights>) -> Self {
+        // The numbers of recorded groups have gaps, and the due of each says all.
+        let order = if mode == Mode::Replay { Order::Arrival } else { plan.order };
         Train {
             learner,
             mode,
             outputs,
-            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, plan.order),
+            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, order),
             plan,
             published: None,
             open: None,
@@ -235,9 +236,7 @@ impl<L: Learner> Train<L> {
         }
         self.discarded.extend(batch::discard(estimated.rollouts, reason));
         self.moved(due, number, State::Generating, State::Discarded);
-        if let Some(own) = &self.outputs.own {
-            self.outputs.feedback.activate().session(&own.feedback).give(Feedback::Returned);
-        }
+        self.outputs.feedback.activate().session(&self.outputs.own.feedback).give(Feedback::Returned);
         self.selector.discard(due, earlier, number).map_err(breach)
     }
 
@@ -278,7 +277,7 @@ impl<L: Learner> Train<L> {
     }
 
     fn publish(&mut self, learner: &mut L, version: Version) -> Result<(), Fault> {
-        let Some(own) = &mut self.outputs.own else { return Ok(()) };
+        let own = &mut self.outputs.own;
         own.weights.downgrade(&version);
         if let Mode::Run { .. } = self.mode {
             let payload = self.clock.train(|| guarded("train", || learner.weights()))?;
@@ -344,18 +343,17 @@ impl<L: Learner> Train<L> {
 
     fn seal(&mut self, step: Step, mut rollouts: Vec<Rollout>, metrics: Option<Metrics>) {
         batch::append(step, &mut rollouts, self.discarded.drain(..));
-        if let Some(own) = &mut self.outputs.own {
-            own.steps.downgrade(&step);
-            self.outputs.steps.activate().session(&own.steps).give(SealedStep { step, rollouts, metrics });
-            own.steps.downgrade(&(step + 1));
-        }
+        let own = &mut self.outputs.own;
+        own.steps.downgrade(&step);
+        self.outputs.steps.activate().session(&own.steps).give(SealedStep { step, rollouts, metrics });
+        own.steps.downgrade(&(step + 1));
     }
 
     /// The end: what waits and what was discarded since the last step still goes to the log.
     fn tail(&mut self) {
         let waiting = self.selector.drain();
         self.discarded.extend(waiting.into_iter().flat_map(|(_, estimated)| estimated.rollouts));
-        let next = self.outputs.own.as_ref().map_or(0, |own| *own.steps.time()).max(self.plan.start + 1);
+        let next = self.outputs.own.steps.time().max(&(self.plan.start + 1)).to_owned();
         if !self.discarded.is_empty() {
             self.seal(next, Vec::new(), None);
         }

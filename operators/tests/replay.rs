@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use tidegate_operators::census::Snapshot;
 use tidegate_operators::dataflow::{Ports, ReplayPorts, replay_dataflow};
 use tidegate_operators::fault::{Fault, Halt};
-use tidegate_operators::plan::Plan;
+use tidegate_operators::plan::{Order, Plan};
 use tidegate_operators::record::{Rollout, SealedStep, Status, Step};
 use tidegate_operators::recorded::Recorded;
-use tidegate_operators::schedule::Schedule;
 
 /// A recording, and how far it is read ahead of what is sealed.
 struct Recording {
@@ -49,7 +48,7 @@ fn record(outcome: &Outcome, start: Step) -> VecDeque<Vec<Rollout>> {
 }
 
 fn replay(plan: &Plan, world: &World, workers: usize, groups: VecDeque<Vec<Rollout>>) -> Outcome {
-    let plan = Plan { schedule: Schedule::Pipeline { max_lag: 0 }, ..plan.clone() };
+    let plan = Plan { order: Order::Admission, ..plan.clone() };
     world.done.store(plan.start, std::sync::atomic::Ordering::SeqCst);
     let log: Arc<Mutex<Vec<SealedStep>>> = Arc::default();
     let (told, notices) = mpsc::channel();

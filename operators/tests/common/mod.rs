@@ -119,7 +119,7 @@ impl World {
             std::thread::sleep(Duration::from_micros(draw(&[self.seed, 9, call as u64, count]) % self.sleep));
         }
         let Some((which, turn, trouble)) = self.trouble.filter(|(which, _, _)| *which == call) else { return Ok(()) };
-        if self.calls.fetch_add(1, Ordering::Relaxed) < turn {
+        if self.calls.fetch_add(1, Ordering::Relaxed) != turn {
             return Ok(());
         }
         match trouble {
