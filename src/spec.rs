@@ -3,9 +3,9 @@
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
-use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use crate::tasks::generated::Mix;
 use crate::tasks::reward::Reward;
+use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -107,12 +107,7 @@ pub struct ScheduleSpec {
 
 impl Default for ScheduleSpec {
     fn default() -> Self {
-        ScheduleSpec {
-            kind: ScheduleKind::Pipeline,
-            max_lag: 4,
-            order: Order::Arrival,
-            short_batch: ShortBatch::Train,
-        }
+        ScheduleSpec { kind: ScheduleKind::Pipeline, max_lag: 4, order: Order::Arrival, short_batch: ShortBatch::Train }
     }
 }
 

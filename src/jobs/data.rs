@@ -5,11 +5,11 @@ use crate::error::{Error, Result};
 use crate::store;
 use crate::tasks::generated::Mix;
 use crate::tasks::item::Item;
+use crate::tasks::jsonl;
 use crate::tasks::prompts::{Place, Row, Use, rows_to_items};
 use crate::tasks::source::{Cursor, Prompts, Source};
 use crate::tasks::spec::{DataSpec, TaskSpec};
 use crate::tasks::template::ChatTemplate;
-use crate::tasks::jsonl;
 use std::path::Path;
 
 /// What a job reads its prompts from: the parts of its specification that say so.

@@ -61,7 +61,9 @@ impl Recording {
             return Err(Error::file(path, why));
         }
         self.next += 1;
-        let Some(metrics) = footer.metrics else { return Err(Error::file(path, "its footer has no metrics to compare with")) };
+        let Some(metrics) = footer.metrics else {
+            return Err(Error::file(path, "its footer has no metrics to compare with"));
+        };
         let trained: HashSet<u64> =
             rollouts.iter().filter(|r| r.status == Status::Trained).map(|r| r.group.number).collect();
         let batch: Vec<Rollout> = rollouts.into_iter().filter(|r| trained.contains(&r.group.number)).collect();

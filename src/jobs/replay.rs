@@ -93,7 +93,9 @@ fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
     if recorded == found {
         return Ok(());
     }
-    let why = format!("the {what}'s hash is {found}, the run recorded {recorded}: not the one it started from (--force replays anyway)");
+    let why = format!(
+        "the {what}'s hash is {found}, the run recorded {recorded}: not the one it started from (--force replays anyway)"
+    );
     Err(Error::file(path, why))
 }
 

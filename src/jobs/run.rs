@@ -112,13 +112,7 @@ fn plan(spec: &Spec, policy: &Policy) -> String {
     )
 }
 
-fn evaluations(
-    when: &str,
-    items: &[Item],
-    policy: &Policy,
-    spec: &Spec,
-    reward: &Reward,
-) -> Result<Option<Evaluations>> {
+fn evaluations(when: &str, items: &[Item], policy: &Policy, spec: &Spec, reward: &Reward) -> Result<Option<Evaluations>> {
     if items.is_empty() {
         return Ok(None);
     }

@@ -3,9 +3,9 @@
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
+use crate::engine::torch::device;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::learner::TorchLearner;
-use crate::engine::torch::device;
 use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
 use crate::jobs::data::{self, Data};
@@ -111,7 +111,11 @@ impl SftSpec {
         let mut spec: SftSpec = spec::read(&spec::text_of(path)?, &path.display().to_string(), sets)?;
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         if spec.batch_size == 0 || spec.steps == 0 {
-            return Err(Error::config("batch_size, steps", format!("{}, {}", spec.batch_size, spec.steps), "at least 1 each"));
+            return Err(Error::config(
+                "batch_size, steps",
+                format!("{}, {}", spec.batch_size, spec.steps),
+                "at least 1 each",
+            ));
         }
         if spec.output.exists() {
             let why = "exists already; choose another with --set output=FOLDER, or move it away";

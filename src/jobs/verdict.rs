@@ -107,7 +107,10 @@ impl Verdict {
                 let same = check.same_steps;
                 println!("replayed  {run}: {same} steps, {} rollouts", check.rollouts);
                 if check.difference.is_none() {
-                    println!("same      rewards, advantages, log-probabilities, loss and {} tensors of each step, bit for bit", check.tensors);
+                    println!(
+                        "same      rewards, advantages, log-probabilities, loss and {} tensors of each step, bit for bit",
+                        check.tensors
+                    );
                 }
             }
             (Output::Text, Verdict::WhatIf(what_if)) => println!("{}", what_if.table()),
@@ -174,10 +177,9 @@ fn row_difference(then: &Rollout, now: &Rollout) -> Option<Differing> {
     if then.reward.map(f32::to_bits) != now.reward.map(f32::to_bits) {
         return differing("reward".into(), format!("{:?}", then.reward), format!("{:?}", now.reward));
     }
-    for (name, then, now) in [
-        ("advantage", &then.advantage, &now.advantage),
-        ("logp_current", &then.logp_current, &now.logp_current),
-    ] {
+    for (name, then, now) in
+        [("advantage", &then.advantage, &now.advantage), ("logp_current", &then.logp_current, &now.logp_current)]
+    {
         if then.len() != now.len() {
             return differing(format!("length of {name}"), then.len().to_string(), now.len().to_string());
         }

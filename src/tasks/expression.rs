@@ -4,9 +4,11 @@
 //!
 //! Every value on the way is a digit: the next operation is drawn among those that stay in 0 to 9. Left to right means that
 //! there is no precedence: the chain stands for `((3+4)-5)*2`, whose brackets would only be more to copy.
+//!
+//! A slip makes a difference one too large.
 
 use super::draw::Draw;
-use super::generated::Example;
+use super::generated::{Example, Slips};
 use std::fmt::Write;
 
 /// Fewest and most operations that a spec may ask for, and what it gets by default.
@@ -14,7 +16,7 @@ pub const SIZES: (u32, u32) = (2, 16);
 pub const DEFAULT_SIZES: (u32, u32) = (3, 8);
 
 /// A chain of `operations` operations, each uniform among those whose value is a digit.
-pub fn example(operations: u32, draw: &mut Draw) -> Example {
+pub fn example(operations: u32, slips: Slips, draw: &mut Draw) -> Example {
     let first = draw.between(0, 9);
     let mut value = first;
     let mut chain = Vec::with_capacity(operations as usize);
@@ -26,7 +28,7 @@ pub fn example(operations: u32, draw: &mut Draw) -> Example {
             chain.push((operator, digit));
         }
     }
-    worked(first, &chain)
+    worked(first, &chain, &mut || slips.happens(draw))
 }
 
 /// How many prompts with this many operations there are.
@@ -59,20 +61,27 @@ fn apply(left: u32, operator: char, right: u32) -> Option<u32> {
     (value <= 9).then_some(value)
 }
 
-/// The steps of a chain; what comes after an operation whose value is no digit is left out.
-fn worked(first: u32, chain: &[(char, u32)]) -> Example {
+fn worked(first: u32, chain: &[(char, u32)], slip: &mut dyn FnMut() -> bool) -> Example {
     let prompt = format!("e:{first}{}=", written(chain));
-    let mut value = first;
-    let mut completion = String::new();
+    let (_, answer) = steps(first, chain, &mut || false);
+    let (completion, given) = steps(first, chain, slip);
+    Example { prompt, completion: format!("{completion}>{given}"), answer: answer.to_string() }
+}
+
+/// The steps of a chain as written, and its value; what comes after an operation whose value is no digit is left out.
+fn steps(first: u32, chain: &[(char, u32)], slip: &mut dyn FnMut() -> bool) -> (String, u32) {
+    let (mut steps, mut value) = (String::new(), first);
     for (i, &(operator, digit)) in chain.iter().enumerate() {
-        let Some(next) = apply(value, operator, digit) else { break };
+        let Some(mut next) = apply(value, operator, digit) else { break };
+        if operator == '-' && next < 9 && slip() {
+            next += 1;
+        }
         let separator = if i == 0 { "" } else { ";" };
         // Writing to a String cannot fail.
-        let _ = write!(completion, "{separator}{value}{operator}{digit}={next}{}", written(&chain[i + 1..]));
+        let _ = write!(steps, "{separator}{value}{operator}{digit}={next}{}", written(&chain[i + 1..]));
         value = next;
     }
-    let _ = write!(completion, ">{value}");
-    Example { prompt, completion, answer: value.to_string() }
+    (steps, value)
 }
 
 fn written(chain: &[(char, u32)]) -> String {
@@ -86,9 +95,9 @@ mod tests {
 
     #[test]
     fn worked_examples() {
-        let Example { prompt, completion, answer } = worked(3, &[('+', 4), ('-', 5), ('*', 2)]);
+        let Example { prompt, completion, answer } = worked(3, &[('+', 4), ('-', 5), ('*', 2)], &mut || false);
         assert_eq!([prompt.as_str(), &completion, &answer], ["e:3+4-5*2=", "3+4=7-5*2;7-5=2*2;2*2=4>4", "4"]);
-        assert_eq!(worked(0, &[('*', 8), ('+', 9)]).completion, "0*8=0+9;0+9=9>9");
+        assert_eq!(worked(0, &[('*', 8), ('+', 9)], &mut || false).completion, "0*8=0+9;0+9=9>9");
     }
 
     /// 1: 10 values with 10 - v sums, v + 1 differences, and the products up to 9 (1 x 10, 10, 5, 4, 3, 2, 2, 2, 2, 2).
@@ -97,7 +106,8 @@ mod tests {
         assert_eq!(distinct(0), 10.0);
         assert_eq!(distinct(1), f64::from(55 + 55 + 10 + 10 + 5 + 4 + 3 + 2 + 2 + 2 + 2 + 2));
         let mut draw = Draw::new(&[1]);
-        let seen: std::collections::BTreeSet<String> = (0..40_000).map(|_| example(2, &mut draw).prompt).collect();
+        let seen: std::collections::BTreeSet<String> =
+            (0..40_000).map(|_| example(2, Slips::NONE, &mut draw).prompt).collect();
         assert_eq!(seen.len() as f64, distinct(2));
     }
 
@@ -121,7 +131,7 @@ mod tests {
         /// Each step starts from the chain before it, gives its first operation's value, and keeps the whole chain's.
         #[test]
         fn every_step_keeps_the_value(operations in SIZES.0..=SIZES.1, key: u64) {
-            let Example { prompt, completion, answer } = example(operations, &mut Draw::new(&[key]));
+            let Example { prompt, completion, answer } = example(operations, Slips::NONE, &mut Draw::new(&[key]));
             let mut chain = prompt.strip_prefix("e:").and_then(|rest| rest.strip_suffix('=')).unwrap();
             let whole = value(chain);
             let (steps, last) = completion.split_once('>').unwrap();

@@ -30,6 +30,23 @@ pub struct Example {
     pub answer: String,
 }
 
+/// How often the worked answers of a task make its typical mistake, for warm starts that imitate an imperfect teacher. Prompts and
+/// answers stay right.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slips {
+    /// Share of the places where the mistake can be made, 0..=1.
+    pub rate: f64,
+}
+
+impl Slips {
+    pub const NONE: Slips = Slips { rate: 0.0 };
+
+    /// Whether it happens here. A rate of 0 draws nothing.
+    pub fn happens(self, draw: &mut Draw) -> bool {
+        self.rate > 0.0 && draw.unit() < self.rate
+    }
+}
+
 /// A task that tidegate makes itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -77,11 +94,11 @@ impl Kind {
     }
 
     /// One example of the given size.
-    pub fn example(self, size: u32, draw: &mut Draw) -> Example {
+    pub fn example(self, size: u32, slips: Slips, draw: &mut Draw) -> Example {
         match self {
-            Kind::Sorting => sorting::example(size, draw),
-            Kind::Addition => addition::example(size, draw),
-            Kind::Expression => expression::example(size, draw),
+            Kind::Sorting => sorting::example(size, slips, draw),
+            Kind::Addition => addition::example(size, slips, draw),
+            Kind::Expression => expression::example(size, slips, draw),
         }
     }
 
@@ -106,8 +123,8 @@ impl Kind {
 /// A mix of generated tasks, checked and with its sizes spelt out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mix {
-    /// Kind, smallest and largest size, and the sum of the weights up to and with this one.
-    tasks: Vec<(Kind, u32, u32, f64)>,
+    /// Kind, smallest and largest size, slips, and the sum of the weights up to and with this one.
+    tasks: Vec<(Kind, u32, u32, Slips, f64)>,
 }
 
 impl Mix {
@@ -119,7 +136,7 @@ impl Mix {
         let mut total = 0.0;
         let mut tasks = Vec::with_capacity(specs.len());
         for (i, spec) in specs.iter().enumerate() {
-            let TaskSpec { kind, weight, min_size, max_size } = spec.clone().with_defaults();
+            let TaskSpec { kind, weight, min_size, max_size, slips } = spec.clone().with_defaults();
             let key = |field: &str| format!("task[{i}].{field}");
             if !(weight > 0.0 && weight.is_finite()) {
                 return Err(Error::config(
@@ -127,6 +144,9 @@ impl Mix {
                     weight,
                     "a weight is a number above 0; leave a task out to switch it off",
                 ));
+            }
+            if !(0.0..=1.0).contains(&slips) {
+                return Err(Error::config(key("slips"), slips, "a share is a number from 0 to 1"));
             }
             let (smallest, largest) = kind.sizes();
             let (low, high) = (min_size.unwrap_or(smallest), max_size.unwrap_or(largest));
@@ -141,7 +161,7 @@ impl Mix {
                 return Err(Error::config(key("min_size"), low, reason));
             }
             total += weight;
-            tasks.push((kind, low, high, total));
+            tasks.push((kind, low, high, Slips { rate: slips }, total));
         }
         if tasks.is_empty() {
             let names = Kind::ALL.map(Kind::name).join(", ");
@@ -164,12 +184,12 @@ impl Mix {
         let mut draw = Draw::new(&[split as u64, seed, index]);
         let total = self.tasks.last().map_or(0.0, |&(.., sum)| sum);
         let at = draw.unit() * total;
-        let (kind, low, high, _) =
+        let (kind, low, high, slips, _) =
             *self.tasks.iter().find(|&&(.., sum)| at < sum).unwrap_or(&self.tasks[self.tasks.len() - 1]);
         // Ends: every size that a spec may ask for has prompts in both halves (checked in the tests for the smallest).
         loop {
             let size = draw.between(low, high);
-            let Example { prompt, completion, answer } = kind.example(size, &mut draw);
+            let Example { prompt, completion, answer } = kind.example(size, slips, &mut draw);
             if Split::of(&prompt) == split {
                 return Item { id: index, task: kind.name().into(), text: prompt, answer, completion, meta: String::new() };
             }
@@ -227,7 +247,7 @@ mod tests {
             // Larger sizes have more prompts.
             let (smallest, _) = kind.sizes();
             let mut draw = Draw::new(&[3]);
-            let texts: BTreeSet<String> = (0..4000).map(|_| kind.example(smallest, &mut draw).prompt).collect();
+            let texts: BTreeSet<String> = (0..4000).map(|_| kind.example(smallest, Slips::NONE, &mut draw).prompt).collect();
             let held_out = texts.iter().filter(|text| Split::of(text) == Split::HeldOut).count();
             let share = held_out as f64 / texts.len() as f64;
             assert!((0.03..0.12).contains(&share), "{kind:?}: {held_out} of {}", texts.len());

@@ -18,6 +18,10 @@ pub struct TaskSpec {
     /// (`expression`). The kind's own where left out.
     pub min_size: Option<u32>,
     pub max_size: Option<u32>,
+    /// How often worked answers make the task's typical mistake where they can, 0..=1: a teacher that is not perfect, for
+    /// supervised pairs. Prompts, and the answers that rewards compare with, stay right.
+    #[serde(default)]
+    pub slips: f64,
 }
 
 fn one() -> f64 {
@@ -26,7 +30,7 @@ fn one() -> f64 {
 
 impl TaskSpec {
     pub fn new(kind: Kind) -> Self {
-        TaskSpec { kind, weight: 1.0, min_size: None, max_size: None }
+        TaskSpec { kind, weight: 1.0, min_size: None, max_size: None, slips: 0.0 }
     }
 
     /// The same task with its sizes spelt out, as a run's own `spec.toml` holds it.
