@@ -8,6 +8,7 @@ use crate::tasks::reward::Reward;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::schedule::Schedule;
@@ -181,6 +182,9 @@ impl Spec {
     /// is not one of the allowed.
     pub fn load(path: &Path, sets: &[String]) -> Result<Spec> {
         let mut spec: Spec = read(&text_of(path)?, &path.display().to_string(), sets)?;
+        if spec.output.as_os_str().is_empty() {
+            spec.output = Path::new("runs").join(path.file_stem().unwrap_or_else(|| OsStr::new("run")));
+        }
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         spec.validate()?;
         Ok(spec)
