@@ -1,12 +1,15 @@
 //! The run's configuration, composed of each floor's own (floor 3). Every key has a default that is written out again.
 
+mod check;
+mod read;
+
+pub use check::check_learning;
+pub use read::{read, text_of};
+
 use crate::engine::spec::{Learning, Sampling};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernel::advantage::Advantage;
-use crate::tasks::generated::Mix;
-use crate::tasks::reward::Reward;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -140,13 +143,22 @@ impl Default for WorkersSpec {
 }
 
 /// How rewards become advantages (`[estimate]`).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EstimateSpec {
     /// Without a critic (`learn.value_coef = 0`); with one the advantage is reward - value.
     pub advantage: Advantage,
-    /// `keep`, or `discard` groups whose rewards are all equal (they are refilled).
+    /// `keep`, or `discard` groups whose rewards are all equal (others are sampled in their place; without a critic only: with
+    /// one, equal rewards teach too).
     pub zero_variance: ZeroVariance,
+    /// The run fails when a generator's groups are discarded this many times in a row, as it would never end; 0 is no limit.
+    pub discard_limit: u64,
+}
+
+impl Default for EstimateSpec {
+    fn default() -> Self {
+        EstimateSpec { advantage: Advantage::default(), zero_variance: ZeroVariance::default(), discard_limit: 1000 }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -237,170 +249,4 @@ impl Spec {
             learner: self.workers.learners.first().copied().unwrap_or(0),
         }
     }
-
-    fn validate(&self) -> Result<()> {
-        self.validate_batch()?;
-        self.validate_workers()?;
-        let g = &self.generate;
-        if g.top_k != 0 {
-            let why = "training needs 0: the set of tokens that top_k keeps is not recorded, so ratios would be wrong";
-            return Err(Error::config("generate.top_k", g.top_k, why));
-        }
-        if g.top_p != 1.0 {
-            let why = "training needs 1.0: the set of tokens that top_p keeps is not recorded, so ratios would be wrong";
-            return Err(Error::config("generate.top_p", g.top_p, why));
-        }
-        positive("generate.temperature", g.temperature)?;
-        positive("learn.lr", self.learn.lr)?;
-        if g.max_tokens == 0 {
-            return Err(Error::config("generate.max_tokens", 0, "at least 1 token"));
-        }
-        if self.learn.micro_batch_tokens == 0 {
-            return Err(Error::config("learn.micro_batch_tokens", 0, "at least 1 token"));
-        }
-        self.validate_data()
-    }
-
-    fn validate_data(&self) -> Result<()> {
-        match &self.data {
-            Some(data) => data.check()?,
-            None if self.task.is_empty() => {
-                let why = "no prompts: name a JSONL or Parquet file as data.file, or list generated tasks as [[task]]";
-                return Err(Error::config("data", "\"\"", why));
-            }
-            None => drop(Mix::new(&self.task)?),
-        }
-        Reward::new(&self.reward).map(drop)
-    }
-
-    fn validate_batch(&self) -> Result<()> {
-        let BatchSpec { batch_size, group_size } = self.batch;
-        if group_size == 0 {
-            return Err(Error::config("batch.group_size", 0, "at least 1 rollout a group"));
-        }
-        if batch_size == 0 || batch_size % group_size != 0 {
-            let below = batch_size / group_size * group_size;
-            let near = if below == 0 { group_size.to_string() } else { format!("{below} or {}", below + group_size) };
-            let why = format!("not a multiple of batch.group_size = {group_size}; the nearest are {near}");
-            return Err(Error::config("batch.batch_size", batch_size, why));
-        }
-        if self.steps == 0 {
-            return Err(Error::config("steps", 0, "at least 1 step"));
-        }
-        if self.generate.slots < group_size {
-            let why = format!("fewer slots than batch.group_size = {group_size}; a generator holds at least one group");
-            return Err(Error::config("generate.slots", self.generate.slots, why));
-        }
-        Ok(())
-    }
-
-    fn validate_workers(&self) -> Result<()> {
-        let w = &self.workers;
-        if w.processes != 1 {
-            let why = "more than one process does not exist yet; allowed: 1";
-            return Err(Error::config("workers.processes", w.processes, why));
-        }
-        if w.learners.len() != 1 {
-            let why = "more or fewer than one learner worker does not exist yet; allowed: a list of one index";
-            return Err(Error::config("workers.learners", format!("{:?}", w.learners), why));
-        }
-        if w.generators.is_empty() {
-            return Err(Error::config("workers.generators", "[]", "at least one worker must generate"));
-        }
-        for key in [("workers.generator_threads", w.generator_threads), ("workers.learner_threads", w.learner_threads)] {
-            if key.1 == 0 {
-                return Err(Error::config(key.0, 0, "at least 1 thread"));
-            }
-        }
-        if self.worker_count() > 1024 {
-            let why = "indices count from 0 without gaps; 1023 is the largest";
-            return Err(Error::config("workers.generators", format!("{:?}", w.generators), why));
-        }
-        Ok(())
-    }
-}
-
-fn positive(key: &str, value: f64) -> Result<()> {
-    if value > 0.0 && value.is_finite() { Ok(()) } else { Err(Error::config(key, value, "a number above 0")) }
-}
-
-/// The text of a specification.
-///
-/// # Errors
-/// A file that cannot be read.
-pub fn text_of(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| Error::config("SPEC", path.display(), e.to_string()))
-}
-
-/// Reads any specification: TOML, with `--set` assignments laid over it, refused by key where a key does not exist.
-///
-/// # Errors
-/// As [`Spec::load`].
-pub fn read<S: Serialize + DeserializeOwned + Default>(text: &str, name: &str, sets: &[String]) -> Result<S> {
-    let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, e.to_string()))?;
-    for set in sets {
-        assign(&mut table, set)?;
-    }
-    let known = toml::Table::try_from(S::default()).map_err(|e| Error::config("SPEC", name, e.to_string()))?;
-    refuse_unknown(&table, &known, "")?;
-    toml::Value::Table(table.clone()).try_into().map_err(|e| explain(&e, &table))
-}
-
-/// `a.b.c=value`, the value in TOML; what is no TOML is a string.
-fn assign(table: &mut toml::Table, set: &str) -> Result<()> {
-    let Some((key, text)) = set.split_once('=') else {
-        return Err(Error::config("--set", set, "expected key=value, for example schedule.max_lag=8"));
-    };
-    let (key, text) = (key.trim(), text.trim());
-    let value = format!("v = {text}").parse::<toml::Table>().ok().and_then(|mut t| t.remove("v"));
-    let value = value.unwrap_or_else(|| toml::Value::String(text.to_owned()));
-    let mut at = table;
-    let mut parts: Vec<&str> = key.split('.').collect();
-    let last = parts.pop().unwrap_or(key);
-    for part in parts {
-        let entry = at.entry(part).or_insert_with(|| toml::Value::Table(toml::Table::new()));
-        at = entry.as_table_mut().ok_or_else(|| Error::config("--set", set, format!("{part} is not a table of keys")))?;
-    }
-    at.insert(last.to_owned(), value);
-    Ok(())
-}
-
-/// Keys whose tables have one shape or another (or are absent by default): serde checks what is in them.
-const CHECKED_LATER: [&str; 5] = ["data", "eval.data", "reward", "learn.loss", "learn.aggregation"];
-
-/// Names the first key that no spec has, with the nearest one that exists.
-fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Result<()> {
-    for (key, value) in given {
-        let full = format!("{prefix}{key}");
-        if CHECKED_LATER.contains(&full.as_str()) {
-            continue;
-        }
-        let Some(expected) = known.get(key) else {
-            let nearest = known.keys().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
-            let names: Vec<&str> = known.keys().map(String::as_str).collect();
-            let hint = nearest.map_or_else(String::new, |n| format!("did you mean {prefix}{n}? "));
-            return Err(Error::config(full, short(value), format!("no such key; {hint}allowed: {}", names.join(", "))));
-        };
-        if let (toml::Value::Table(given), toml::Value::Table(known)) = (value, expected) {
-            refuse_unknown(given, known, &format!("{full}."))?;
-        }
-    }
-    Ok(())
-}
-
-fn short(value: &toml::Value) -> String {
-    let text = value.to_string().replace('\n', " ");
-    if text.chars().count() > 60 { text.chars().take(57).chain("...".chars()).collect() } else { text }
-}
-
-/// toml's message ends with "in `key`"; the value stands in the table.
-fn explain(error: &toml::de::Error, table: &toml::Table) -> Error {
-    let text = error.to_string();
-    let key = text.rsplit_once("in `").and_then(|(_, rest)| rest.split('`').next()).unwrap_or("spec").to_owned();
-    let value = lookup(table, &key).map_or_else(|| "?".into(), |v| short(&v));
-    Error::config(key, value, error.message().trim())
-}
-
-fn lookup(table: &toml::Table, key: &str) -> Option<toml::Value> {
-    key.split('.').try_fold(toml::Value::Table(table.clone()), |at, part| at.get(part).cloned())
 }

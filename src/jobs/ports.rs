@@ -50,20 +50,37 @@ pub enum Baseline {
 }
 
 /// Groups' advantages, by the kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct GroupEstimator {
-    pub baseline: Baseline,
-    pub zero_variance: ZeroVariance,
+    baseline: Baseline,
+    zero_variance: ZeroVariance,
+    discard_limit: u64,
+    /// Groups discarded since the last one that was not.
+    discarded: u64,
 }
 
 impl GroupEstimator {
     pub fn new(spec: &EstimateSpec, baseline: Baseline) -> Self {
-        GroupEstimator { baseline, zero_variance: spec.zero_variance }
+        let EstimateSpec { zero_variance, discard_limit, .. } = *spec;
+        GroupEstimator { baseline, zero_variance, discard_limit, discarded: 0 }
     }
-}
 
-impl Estimator for GroupEstimator {
-    fn estimate(&mut self, rollouts: &mut [Rollout]) -> Result<Option<Reason>, Fault> {
+    /// Ends a run whose prompts teach nothing any more: it would sample for ever and never take a step.
+    fn count(&mut self, reason: Option<&Reason>) -> Result<(), Fault> {
+        let Some(reason) = reason else {
+            self.discarded = 0;
+            return Ok(());
+        };
+        self.discarded += 1;
+        if self.discarded != self.discard_limit {
+            return Ok(());
+        }
+        let what = format!("{} groups in a row were discarded, the last one as {reason}", self.discarded);
+        let cure = "are the prompts all solved, or none? (estimate.discard_limit, estimate.zero_variance)";
+        Err(Fault::new("estimate", format!("{what}; {cure}")))
+    }
+
+    fn advantages(&self, rollouts: &mut [Rollout]) -> Option<Reason> {
         for rollout in rollouts.iter_mut().filter(|r| r.trainable()) {
             if let Some(why) = bad_tokens(rollout, self.baseline) {
                 rollout.status = Status::Discarded(Reason::BadTokens(why));
@@ -89,11 +106,19 @@ impl Estimator for GroupEstimator {
                 Baseline::Critic => value_advantages(reward, &rollout.value, &rollout.mask),
             };
         }
-        Ok(match (estimate.scored, self.zero_variance) {
-            (0, _) => Some(shared_reason(rollouts)),
-            (_, ZeroVariance::Discard) if estimate.zero_variance => Some(Reason::ZeroVariance),
+        match (estimate.scored, self.zero_variance, self.baseline) {
+            (0, ..) => Some(shared_reason(rollouts)),
+            (_, ZeroVariance::Discard, Baseline::Group(_)) if estimate.zero_variance => Some(Reason::ZeroVariance),
             _ => None,
-        })
+        }
+    }
+}
+
+impl Estimator for GroupEstimator {
+    fn estimate(&mut self, rollouts: &mut [Rollout]) -> Result<Option<Reason>, Fault> {
+        let reason = self.advantages(rollouts);
+        self.count(reason.as_ref())?;
+        Ok(reason)
     }
 }
 
@@ -129,4 +154,85 @@ fn bad_tokens(rollout: &mut Rollout, baseline: Baseline) -> Option<String> {
         *logp = logp.min(0.0);
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rollout(sample: u32, reward: Option<f32>) -> Rollout {
+        Rollout {
+            sample,
+            reward,
+            tokens: vec![5, 6],
+            mask: vec![true, true],
+            logp_behavior: vec![-0.5, -0.25],
+            version: vec![0, 0],
+            ..Rollout::default()
+        }
+    }
+
+    fn estimator(advantage: Advantage, zero_variance: ZeroVariance, discard_limit: u64) -> GroupEstimator {
+        let spec = EstimateSpec { advantage, zero_variance, discard_limit };
+        GroupEstimator::new(&spec, Baseline::Group(advantage))
+    }
+
+    /// Catches a missing reward that takes its siblings along, or that is taken for 0 (hard case 3).
+    #[test]
+    fn a_missing_reward_leaves_alone() {
+        let mut group = [rollout(0, Some(f32::NAN)), rollout(1, Some(1.0)), rollout(2, Some(0.0))];
+        let mut estimator = estimator(Advantage::GroupMean, ZeroVariance::Discard, 0);
+        assert_eq!(estimator.estimate(&mut group), Ok(None));
+        assert_eq!(group[0].status, Status::Discarded(Reason::NoReward));
+        assert_eq!([&group[1].advantage, &group[2].advantage], [&vec![0.5, 0.5], &vec![-0.5, -0.5]]);
+        let mut none = [rollout(0, None), rollout(1, Some(f32::NAN))];
+        assert_eq!(estimator.estimate(&mut none), Ok(Some(Reason::Unscorable)));
+    }
+
+    /// Catches NaN, -inf, +0.3 or a list of another length being trained, and a rounding error being refused (hard case 10).
+    #[test]
+    fn bad_log_probabilities_are_refused_by_rollout() {
+        for bad in [f32::NAN, f32::NEG_INFINITY, 0.3] {
+            let mut group = [rollout(0, Some(1.0)), rollout(1, Some(0.0)), rollout(2, Some(1.0))];
+            group[0].logp_behavior[1] = bad;
+            let mut estimator = estimator(Advantage::GroupMean, ZeroVariance::Keep, 0);
+            assert_eq!(estimator.estimate(&mut group), Ok(None));
+            let Status::Discarded(Reason::BadTokens(why)) = &group[0].status else { panic!("{bad} was accepted") };
+            assert!(why.starts_with("logp_behavior[1] ="), "{why}");
+            assert_eq!(group[2].advantage, [0.5, 0.5], "the refused one is not in the mean");
+        }
+        let mut group = [rollout(0, Some(1.0)), rollout(1, Some(0.0))];
+        group[0].logp_behavior[0] = 5e-4;
+        group[1].logp_behavior.pop();
+        assert_eq!(estimator(Advantage::GroupMean, ZeroVariance::Keep, 0).estimate(&mut group), Ok(None));
+        assert_eq!(group[0].logp_behavior[0], 0.0);
+        let why = Reason::BadTokens("logp_behavior has 1 entries for 2 tokens".into());
+        assert_eq!(group[1].status, Status::Discarded(why));
+    }
+
+    /// Catches equal rewards being trained where the spec filters them, and a run that samples for ever.
+    #[test]
+    fn zero_variance_is_filtered_and_has_a_limit() {
+        let equal = || [rollout(0, Some(1.0)), rollout(1, Some(1.0))];
+        let mut keeps = estimator(Advantage::LeaveOneOut, ZeroVariance::Keep, 2);
+        let mut discards = estimator(Advantage::LeaveOneOut, ZeroVariance::Discard, 2);
+        for _ in 0..3 {
+            assert_eq!(keeps.estimate(&mut equal()), Ok(None));
+            assert_eq!(discards.estimate(&mut equal()), Ok(Some(Reason::ZeroVariance)));
+            assert_eq!(discards.estimate(&mut [rollout(0, Some(1.0)), rollout(1, Some(0.0))]), Ok(None));
+        }
+        assert_eq!(discards.estimate(&mut equal()), Ok(Some(Reason::ZeroVariance)));
+        let fault = discards.estimate(&mut equal()).unwrap_err();
+        assert!(fault.message.starts_with("2 groups in a row were discarded, the last one as zero variance"), "{fault}");
+    }
+
+    /// Catches a critic's run that filters groups (a group of one has no variance, and teaches).
+    #[test]
+    fn with_a_critic_the_value_is_the_baseline() {
+        let spec = EstimateSpec { zero_variance: ZeroVariance::Discard, ..EstimateSpec::default() };
+        let mut critic = GroupEstimator::new(&spec, Baseline::Critic);
+        let mut group = [Rollout { value: vec![0.25, 0.5], ..rollout(0, Some(1.0)) }];
+        assert_eq!(critic.estimate(&mut group), Ok(None));
+        assert_eq!(group[0].advantage, [0.75, 0.5]);
+    }
 }

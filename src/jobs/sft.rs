@@ -110,6 +110,7 @@ impl SftSpec {
     pub fn load(path: &Path, sets: &[String]) -> Result<SftSpec> {
         let mut spec: SftSpec = spec::read(&spec::text_of(path)?, &path.display().to_string(), sets)?;
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
+        spec::check_learning(&spec.learn)?;
         if spec.batch_size == 0 || spec.steps == 0 {
             return Err(Error::config(
                 "batch_size, steps",

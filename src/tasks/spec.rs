@@ -192,7 +192,7 @@ mod tests {
         let found = task("kind = \"expression\"").unwrap();
         assert_eq!(found, TaskSpec::new(Kind::Expression));
         let spelt = toml::to_string(&found.with_defaults()).unwrap();
-        assert_eq!(spelt, "kind = \"expression\"\nweight = 1.0\nmin_size = 3\nmax_size = 8\n");
+        assert_eq!(spelt, "kind = \"expression\"\nweight = 1.0\nmin_size = 3\nmax_size = 8\nslips = 0.0\n");
         let one_bound = |text| {
             let spec = task(text).unwrap().with_defaults();
             (spec.min_size, spec.max_size)

@@ -1,0 +1,209 @@
+//! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
+
+use super::{BatchSpec, Spec};
+use crate::engine::spec::Learning;
+use crate::error::{Error, Result};
+use crate::kernel::aggregation::Aggregation;
+use crate::kernel::loss::Loss;
+use crate::tasks::generated::Mix;
+use crate::tasks::reward::Reward;
+
+impl Spec {
+    pub(super) fn validate(&self) -> Result<()> {
+        self.validate_batch()?;
+        self.validate_workers()?;
+        let g = &self.generate;
+        if g.top_k != 0 {
+            let why = "training needs 0: the set of tokens that top_k keeps is not recorded, so ratios would be wrong";
+            return Err(Error::config("generate.top_k", g.top_k, why));
+        }
+        if g.top_p != 1.0 {
+            let why = "training needs 1.0: the set of tokens that top_p keeps is not recorded, so ratios would be wrong";
+            return Err(Error::config("generate.top_p", g.top_p, why));
+        }
+        positive("generate.temperature", g.temperature)?;
+        if g.max_tokens == 0 {
+            return Err(Error::config("generate.max_tokens", 0, "at least 1 token"));
+        }
+        check_learning(&self.learn)?;
+        if self.learn.loss == Loss::Supervised {
+            let why = "is for `tidegate sft`; rewards need reinforce or ppo";
+            return Err(Error::config("learn.loss", "supervised", why));
+        }
+        self.validate_data()
+    }
+
+    fn validate_data(&self) -> Result<()> {
+        match &self.data {
+            Some(data) => data.check()?,
+            None if self.task.is_empty() => {
+                let why = "no prompts: name a JSONL or Parquet file as data.file, or list generated tasks as [[task]]";
+                return Err(Error::config("data", "\"\"", why));
+            }
+            None => drop(Mix::new(&self.task)?),
+        }
+        Reward::new(&self.reward).map(drop)
+    }
+
+    fn validate_batch(&self) -> Result<()> {
+        let BatchSpec { batch_size, group_size } = self.batch;
+        if group_size == 0 {
+            return Err(Error::config("batch.group_size", 0, "at least 1 rollout a group"));
+        }
+        if batch_size == 0 || batch_size % group_size != 0 {
+            let below = batch_size / group_size * group_size;
+            let near = if below == 0 { group_size.to_string() } else { format!("{below} or {}", below + group_size) };
+            let why = format!("not a multiple of batch.group_size = {group_size}; the nearest are {near}");
+            return Err(Error::config("batch.batch_size", batch_size, why));
+        }
+        if self.steps == 0 {
+            return Err(Error::config("steps", 0, "at least 1 step"));
+        }
+        if self.generate.slots < group_size {
+            let why = format!("fewer slots than batch.group_size = {group_size}; a generator holds at least one group");
+            return Err(Error::config("generate.slots", self.generate.slots, why));
+        }
+        Ok(())
+    }
+
+    fn validate_workers(&self) -> Result<()> {
+        let w = &self.workers;
+        if w.processes != 1 {
+            let why = "more than one process does not exist yet; allowed: 1";
+            return Err(Error::config("workers.processes", w.processes, why));
+        }
+        if w.learners.len() != 1 {
+            let why = "more or fewer than one learner worker does not exist yet; allowed: a list of one index";
+            return Err(Error::config("workers.learners", format!("{:?}", w.learners), why));
+        }
+        if w.generators.is_empty() {
+            return Err(Error::config("workers.generators", "[]", "at least one worker must generate"));
+        }
+        for key in [("workers.generator_threads", w.generator_threads), ("workers.learner_threads", w.learner_threads)] {
+            if key.1 == 0 {
+                return Err(Error::config(key.0, 0, "at least 1 thread"));
+            }
+        }
+        let roles = |worker: &usize| w.generators.contains(worker) || w.learners.contains(worker);
+        if let Some(idle) = (0..self.worker_count()).find(|worker| !roles(worker)) {
+            let why = format!("worker {idle} has nothing to do: indices count from 0 without gaps");
+            return Err(Error::config("workers.generators", format!("{:?}", w.generators), why));
+        }
+        let wrong = self.plan(0).validate(self.worker_count());
+        wrong.map_err(|e| Error::config(format!("workers.{}", e.key), e.value, e.reason))
+    }
+}
+
+/// What `[learn]` must hold, of a run and of a warm start.
+///
+/// # Errors
+/// Names the first key that is wrong.
+pub fn check_learning(learn: &Learning) -> Result<()> {
+    positive("learn.lr", learn.lr)?;
+    if learn.micro_batch_tokens == 0 {
+        return Err(Error::config("learn.micro_batch_tokens", 0, "at least 1 token"));
+    }
+    match learn.loss {
+        Loss::Reinforce { cap } => positive("learn.loss.reinforce.cap", f64::from(cap))?,
+        Loss::Ppo { clip_low, .. } if !(0.0..=1.0).contains(&clip_low) => {
+            return Err(Error::config("learn.loss.ppo.clip_low", clip_low, "a number from 0 to 1"));
+        }
+        Loss::Ppo { clip_high, .. } => not_negative("learn.loss.ppo.clip_high", f64::from(clip_high))?,
+        Loss::Supervised => {}
+    }
+    if let Aggregation::SeqMeanTokenSumNorm(norm) = learn.aggregation {
+        positive("learn.aggregation.seq_mean_token_sum_norm", f64::from(norm))?;
+    }
+    for (key, value) in [
+        ("learn.value_coef", learn.value_coef),
+        ("learn.eps", learn.eps),
+        ("learn.weight_decay", learn.weight_decay),
+        ("learn.grad_clip", learn.grad_clip),
+        ("learn.lr_min_ratio", learn.lr_min_ratio),
+    ] {
+        not_negative(key, value)?;
+    }
+    for (key, value) in [("learn.beta1", learn.beta1), ("learn.beta2", learn.beta2)] {
+        if !(0.0..1.0).contains(&value) {
+            return Err(Error::config(key, value, "a number from 0 to below 1"));
+        }
+    }
+    Ok(())
+}
+
+fn not_negative(key: &str, value: f64) -> Result<()> {
+    if value >= 0.0 && value.is_finite() { Ok(()) } else { Err(Error::config(key, value, "a number from 0 up")) }
+}
+
+fn positive(key: &str, value: f64) -> Result<()> {
+    if value > 0.0 && value.is_finite() { Ok(()) } else { Err(Error::config(key, value, "a number above 0")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::error::Error;
+    use crate::spec::Spec;
+
+    const START: &str = "[[task]]\nkind = \"sorting\"\n";
+
+    fn refused(set: &str) -> String {
+        Spec::from_text(START, &[set.to_owned()]).unwrap_err().to_string()
+    }
+
+    /// Catches a wrong value being accepted, or refused without its key, the value and what would be right.
+    #[test]
+    fn errors_name_key_value_and_what_is_right() {
+        for (set, message) in [
+            (
+                "batch={batch_size=10,group_size=4}",
+                "batch.batch_size = 10: not a multiple of batch.group_size = 4; the nearest are 8 or 12",
+            ),
+            (
+                "batch={batch_size=2,group_size=4}",
+                "batch.batch_size = 2: not a multiple of batch.group_size = 4; the nearest are 4",
+            ),
+            (
+                "generate.slots=4",
+                "generate.slots = 4: fewer slots than batch.group_size = 8; a generator holds at least one group",
+            ),
+            ("workers.processes=2", "workers.processes = 2: more than one process does not exist yet; allowed: 1"),
+            (
+                "workers.learners=[1,2]",
+                "workers.learners = [1, 2]: more or fewer than one learner worker does not exist yet; allowed: a list of one index",
+            ),
+            (
+                "workers.generators=[0,3]",
+                "workers.generators = [0, 3]: worker 2 has nothing to do: indices count from 0 without gaps",
+            ),
+            ("workers.generators=[0,0]", "workers.generators = 0: a worker can be listed once"),
+            ("generate.temperature=0", "generate.temperature = 0: a number above 0"),
+            ("learn.lr=-1", "learn.lr = -1: a number above 0"),
+            ("learn.beta1=1.0", "learn.beta1 = 1: a number from 0 to below 1"),
+            ("learn.loss=supervised", "learn.loss = supervised: is for `tidegate sft`; rewards need reinforce or ppo"),
+            ("steps=0", "steps = 0: at least 1 step"),
+        ] {
+            assert_eq!(refused(set), message);
+        }
+        for set in ["generate.top_p=0.9", "generate.top_k=5"] {
+            assert!(refused(set).contains("is not recorded"), "{}", refused(set));
+        }
+    }
+
+    /// Catches a typo that is silently left without effect, and one that names no way out.
+    #[test]
+    fn unknown_keys_name_the_nearest() {
+        assert!(refused("learn.lrr=1").starts_with("learn.lrr = 1: no such key; did you mean learn.lr? allowed: "));
+        assert!(refused("seeed=1").contains("did you mean seed?"));
+        assert!(refused("schedule.order=newest").contains("`arrival`"), "{}", refused("schedule.order=newest"));
+        assert!(refused("seed=minus").starts_with("seed = \"minus\": "), "{}", refused("seed=minus"));
+        assert!(refused("nonsense").starts_with("--set = nonsense: expected key=value"));
+        assert_eq!(Spec::from_text(START, &["steps=x".into()]).unwrap_err().exit_code(), 2);
+    }
+
+    /// Catches a default that is written out as something that cannot be read again.
+    #[test]
+    fn what_is_written_out_is_read_again() {
+        let spec = Spec::from_text(START, &["learn.loss={ppo={clip_low=0.2,clip_high=0.3}}".into()]).unwrap();
+        assert_eq!(Spec::from_text(&spec.to_text(), &[]).map_err(|e: Error| e.to_string()), Ok(spec));
+    }
+}
