@@ -16,7 +16,7 @@ pub fn text_of(path: &Path) -> Result<String> {
 /// Reads any specification: TOML, with `--set` assignments laid over it, refused by key where a key does not exist.
 ///
 /// # Errors
-/// As [`Spec::load`].
+/// TOML that cannot be parsed, a key that does not exist (the nearest is named), a value that is not one of the allowed.
 pub fn read<S: Serialize + DeserializeOwned + Default>(text: &str, name: &str, sets: &[String]) -> Result<S> {
     let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, e.to_string()))?;
     for set in sets {
