@@ -2,6 +2,7 @@
 
 pub mod sampler;
 pub mod spec;
+pub mod tally;
 pub mod tokenizer;
 pub mod torch;
 pub mod toy;

@@ -5,6 +5,7 @@
 
 use crate::clock::thread_ns;
 use crate::engine::spec::Learning;
+use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::gradient::Gradient;
 use crate::engine::torch::layout::{Layout, ValueHead};
@@ -12,7 +13,6 @@ use crate::engine::torch::micro_batch::{Entropy, MicroBatch, input_length, to_ho
 use crate::engine::torch::model::Model;
 use crate::engine::torch::optimizer::{AdamW, clip};
 use crate::engine::torch::pack::{Plan, plan};
-use crate::engine::torch::tally::Tally;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::token_weights;

@@ -1,13 +1,10 @@
 //! One micro-batch: rollouts in, what the model says of their tokens out.
 
+use crate::engine::tally::Said;
 use crate::engine::torch::model::Model;
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::record::Rollout;
-
-/// What the model says of one completion token, in the order of [`MicroBatch::outputs`]' columns: log-probability, entropy of
-/// the distribution it was chosen from, value before it (0 for a model without a critic).
-pub type Said = [f32; 3];
 
 /// Whether the entropy is part of the loss, or only measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //! * [`policy`] all of a model in one hand: what jobs hold;
 //! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
 //! * [`generator`] samples, over [`cache`];
-//! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, [`tally`] turns what it says into
-//!   coefficients and metrics, [`gradient`] holds what they back-propagate to, [`optimizer`] is AdamW;
+//! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, what it says becomes coefficients
+//!   and metrics in [`tally`](crate::engine::tally), [`gradient`] holds what they back-propagate to, [`optimizer`] is AdamW;
 //! * [`device`] and `ffi` where it all runs.
 
 pub mod cache;
@@ -23,7 +23,6 @@ pub mod optimizer;
 pub mod pack;
 pub mod policy;
 pub mod staged;
-pub mod tally;
 pub mod weights;
 
 use crate::error::Error;

@@ -1,10 +1,10 @@
 //! Gradient steps on the tables: AdamW, one micro-batch a call, the same bits every time.
 
 use super::policy::{ToyWeights, divisor, log_softmax};
-use super::tally::{Tally, Trace};
 use crate::engine::spec::{Learning, Sampling};
+use crate::engine::tally::{Said, Tally};
 use crate::kernel::aggregation::token_weights;
-use crate::kernel::loss::{Loss, Tokens, policy_loss, value_loss};
+use crate::kernel::loss::Loss;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,32 +66,22 @@ impl ToyLearner {
         let contexts = (0..rollout.tokens.len()).map(|t| self.weights.context(prompt, &rollout.tokens[..t]));
         let contexts = contexts.collect::<Vec<_>>();
         let logps = contexts.iter().map(|&c| log_softmax(self.weights.row(c), self.temperature)).collect::<Vec<_>>();
-        rollout.logp_current = logps.iter().zip(&rollout.tokens).map(|(logps, &id)| logps[id as usize]).collect();
-        tally.slots(rollout.tokens.len());
-        let mut terms = Vec::new();
-        let tokens = Tokens {
-            logp_current: &rollout.logp_current,
-            logp_behavior: &rollout.logp_behavior,
-            advantage: &rollout.advantage,
-            mask: &rollout.mask,
-        };
-        policy_loss(self.learning.loss, tokens, &mut terms);
+        let entropies = logps.iter().map(|logps| -logps.iter().map(|l| l.exp() * l).sum::<f32>()).collect::<Vec<_>>();
+        let said = (0..contexts.len()).map(|t| {
+            let value = self.weights.value(contexts[t]).unwrap_or_default();
+            [logps[t][rollout.tokens[t] as usize], entropies[t], value]
+        });
+        let said = said.collect::<Vec<Said>>();
+        let mut coefficients = Vec::with_capacity(said.len());
+        tally.add(&self.learning, rollout, weight, &said, &mut coefficients);
         let (policy, critic) = gradient.split_at_mut(1);
-        for t in (0..terms.len()).filter(|&t| rollout.mask[t]) {
-            let entropy = -logps[t].iter().map(|l| l.exp() * l).sum::<f32>();
+        for (t, [logp, entropy, value]) in coefficients.into_iter().enumerate().filter(|&(t, _)| rollout.mask[t]) {
             let row = contexts[t] * self.weights.vocab..(contexts[t] + 1) * self.weights.vocab;
-            let coefficients = Coefficients {
-                logp: weight * terms[t].d_logp,
-                entropy: -weight * self.learning.entropy_coef as f32,
-                temperature: self.temperature,
-            };
-            coefficients.spread(&logps[t], rollout.tokens[t], entropy, &mut policy[0][row]);
-            let value = self.weights.value(contexts[t]).zip(rollout.reward);
-            let (value_loss, d_value) = value.map_or((0.0, 0.0), |(value, reward)| value_loss(value, reward));
+            let coefficients = Coefficients { logp, entropy, temperature: self.temperature };
+            coefficients.spread(&logps[t], rollout.tokens[t], entropies[t], &mut policy[0][row]);
             if let Some(slot) = critic[0].get_mut(contexts[t]) {
-                *slot += weight * self.learning.value_coef as f32 * d_value;
+                *slot += value;
             }
-            tally.token(&Trace { rollout, t, term: terms[t], weight, entropy, value_loss });
         }
     }
 
@@ -137,7 +127,7 @@ impl Learner for ToyLearner {
         let weights = token_weights(self.learning.aggregation, &masks);
         let pieces = pieces(&batch, self.learning.micro_batch_tokens);
         let gradient = [vec![0.0; self.weights.logits.len()], vec![0.0; self.weights.values.len()]];
-        self.open = Some(Open { step, batch, weights, pieces, gradient, tally: Tally::default() });
+        self.open = Some(Open { step, batch, weights, pieces, gradient, slots: 0, tally: Tally::default() });
         Ok(())
     }
 
@@ -146,13 +136,16 @@ impl Learner for ToyLearner {
             return Err(Fault::new("train", "work without a step that began"));
         };
         if let Some(piece) = open.pieces.pop() {
-            for i in piece.filter(|&i| open.batch[i].trainable()).collect::<Vec<_>>() {
+            let computed = |&i: &usize| open.batch[i].trainable() && open.batch[i].mask.contains(&true);
+            for i in piece.filter(computed).collect::<Vec<_>>() {
+                open.slots += open.batch[i].tokens.len() as u64;
                 self.backward(&mut open.batch[i], open.weights[i], &mut open.gradient, &mut open.tally);
             }
             self.open = Some(open);
             return Ok(None);
         }
-        let mut metrics = open.tally.metrics(open.step, &open.batch, &self.learning);
+        let metrics = open.tally.metrics(&self.learning);
+        let mut metrics = Metrics { step: open.step, slots: open.slots, ..metrics };
         self.update(mem::take(&mut open.gradient), &mut metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }
@@ -172,6 +165,8 @@ struct Open {
     /// Micro-batches to do, the next one last.
     pieces: Vec<Range<usize>>,
     gradient: [Vec<f32>; 2],
+    /// Token slots computed.
+    slots: u64,
     tally: Tally,
 }
 

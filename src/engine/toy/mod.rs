@@ -12,7 +12,6 @@
 pub mod generator;
 pub mod learner;
 pub mod policy;
-mod tally;
 pub mod task;
 
 pub use generator::{ToyGenerator, resample};

@@ -1,17 +1,20 @@
 //! From what the model says of a rollout's tokens to what is back-propagated, and what is measured on the way.
 //!
-//! Knows nothing of tensors, and no loss by name: the kernel gives each token's loss and derivatives.
+//! The same for every engine. Knows nothing of tensors, and no loss by name: the kernel gives each token's loss and derivatives.
 
 use crate::engine::spec::Learning;
-use crate::engine::torch::micro_batch::Said;
 use crate::kernel::ess::Ess;
 use crate::kernel::kl;
 use crate::kernel::loss::{Term, Tokens, policy_loss, value_loss};
 use crate::kernel::mean::Mean;
 use tidegate_operators::record::{Metrics, Rollout};
 
+/// What a model says of one completion token: log-probability, entropy of the distribution it was chosen from, value before it (0
+/// for a model without a critic).
+pub type Said = [f32; 3];
+
 /// Sums over the trained tokens of a step, micro-batch after micro-batch.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
     rollouts: u64,
     policy_loss: f64,
