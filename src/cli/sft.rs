@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Supervised training with the same learner that `tidegate run` uses; starts from a model folder or from random weights.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The specification, TOML (data/model/sft.toml made the bundled model)
+    /// The specification, TOML (data/sft.toml made the bundled model)
     spec: PathBuf,
     /// Override a key of the specification; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]

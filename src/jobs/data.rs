@@ -8,7 +8,7 @@ use crate::tasks::item::Item;
 use crate::tasks::jsonl;
 use crate::tasks::prompts::{Place, Row, Use, rows_to_items};
 use crate::tasks::source::{Cursor, Prompts, Source};
-use crate::tasks::spec::{DataSpec, TaskSpec};
+use crate::tasks::spec::{DataSpec, Format, TaskSpec};
 use crate::tasks::template::ChatTemplate;
 use std::path::Path;
 
@@ -30,10 +30,7 @@ impl Data<'_> {
     pub fn training(&self, seed: u64) -> Result<Prompts> {
         let source = match self.file {
             None => Source::Generated { mix: Mix::new(self.tasks)?, seed },
-            Some(data) => {
-                let items = self.items(data)?;
-                Source::Rows { items: items.into(), order: data.order, seed, epochs: data.epochs }
-            }
+            Some(data) => Source::rows(self.items(data)?, data, seed)?,
         };
         Ok(source.from_cursor(Cursor::default()))
     }
@@ -57,20 +54,15 @@ impl Data<'_> {
 
     fn items(&self, data: &DataSpec) -> Result<Vec<Item>> {
         let template = template(self.model)?;
-        let rows: Box<dyn Iterator<Item = Result<Row>>> = match data.file.extension().and_then(|e| e.to_str()) {
-            Some("parquet") => Box::new(
+        let rows: Box<dyn Iterator<Item = Result<Row>>> = match data.format()? {
+            Format::Parquet => Box::new(
                 store::read_json_rows(&data.file)?
                     .zip(1..)
                     .map(|(fields, row)| Ok(Row { place: Place::Row(row), fields: fields? })),
             ),
-            Some("jsonl" | "json" | "ndjson") => Box::new(jsonl::rows(&data.file)?),
-            _ => return Err(Error::config("data.file", data.file.display(), "expected a .jsonl or .parquet file")),
+            Format::JsonLines => Box::new(jsonl::rows(&data.file)?),
         };
-        let items: Vec<Item> = rows_to_items(rows, data, template.as_ref(), self.purpose).collect::<Result<_>>()?;
-        if items.is_empty() {
-            return Err(Error::file(&data.file, "no rows; expected at least one prompt"));
-        }
-        Ok(items)
+        rows_to_items(rows, data, template.as_ref(), self.purpose).collect()
     }
 }
 

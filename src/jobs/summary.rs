@@ -1,4 +1,4 @@
-//! The end of a run, on one screen: what was learned, how stale it was, where the time went, what to type next.
+//! The end of a run, on one screen: what was learned, at what lag, where the time went, what to type next.
 
 use crate::jobs::eval::{self, Evaluation};
 use crate::jobs::training::Outcome;
