@@ -8,6 +8,7 @@ use crate::tasks::reward::Reward;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
@@ -250,8 +251,34 @@ impl Spec {
             let why = "training needs 1.0: the set of tokens that top_p keeps is not recorded, so ratios would be wrong";
             return Err(Error::config("generate.top_p", g.top_p, why));
         }
+        if self.model.path.as_os_str().is_empty() {
+            return Err(Error::config(
+                "model.path",
+                "\"\"",
+                "name a model's folder: config.json, model.safetensors, tokenizer.json",
+            ));
+        }
+        let l = &self.learn;
         positive("generate.temperature", g.temperature)?;
-        positive("learn.lr", self.learn.lr)?;
+        positive("learn.lr", l.lr)?;
+        positive("learn.eps", l.eps)?;
+        for (key, value) in [
+            ("learn.value_coef", l.value_coef),
+            ("learn.weight_decay", l.weight_decay),
+            ("learn.grad_clip", l.grad_clip),
+            ("learn.lr_min_ratio", l.lr_min_ratio),
+            ("generate.time_limit_s", g.time_limit_s),
+        ] {
+            within(key, value, f64::INFINITY, "a number from 0 up")?;
+        }
+        within("learn.beta1", l.beta1, 1.0, "a number from 0 up, below 1")?;
+        within("learn.beta2", l.beta2, 1.0, "a number from 0 up, below 1")?;
+        if !l.entropy_coef.is_finite() {
+            return Err(Error::config("learn.entropy_coef", l.entropy_coef, "a number"));
+        }
+        if !l.loss.reads_behavior() {
+            return Err(Error::config("learn.loss", "supervised", "it reads no reward; allowed: reinforce, ppo"));
+        }
         if g.max_tokens == 0 {
             return Err(Error::config("generate.max_tokens", 0, "at least 1 token"));
         }
@@ -307,6 +334,12 @@ impl Spec {
         if w.generators.is_empty() {
             return Err(Error::config("workers.generators", "[]", "at least one worker must generate"));
         }
+        if let Some(worker) =
+            w.generators.iter().enumerate().find_map(|(at, w1)| w.generators[..at].contains(w1).then_some(w1))
+        {
+            let why = format!("worker {worker} is listed twice; list each once");
+            return Err(Error::config("workers.generators", format!("{:?}", w.generators), why));
+        }
         for key in [("workers.generator_threads", w.generator_threads), ("workers.learner_threads", w.learner_threads)] {
             if key.1 == 0 {
                 return Err(Error::config(key.0, 0, "at least 1 thread"));
@@ -324,6 +357,11 @@ fn positive(key: &str, value: f64) -> Result<()> {
     if value > 0.0 && value.is_finite() { Ok(()) } else { Err(Error::config(key, value, "a number above 0")) }
 }
 
+/// From 0 up to `end`, that one left out.
+fn within(key: &str, value: f64, end: f64, right: &str) -> Result<()> {
+    if (0.0..end).contains(&value) { Ok(()) } else { Err(Error::config(key, value, right)) }
+}
+
 /// The text of a specification.
 ///
 /// # Errors
@@ -337,7 +375,7 @@ pub fn text_of(path: &Path) -> Result<String> {
 /// # Errors
 /// As [`Spec::load`].
 pub fn read<S: Serialize + DeserializeOwned + Default>(text: &str, name: &str, sets: &[String]) -> Result<S> {
-    let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, e.to_string()))?;
+    let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, no_toml(&e, text)))?;
     for set in sets {
         assign(&mut table, set)?;
     }
@@ -376,9 +414,12 @@ fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Res
             continue;
         }
         let Some(expected) = known.get(key) else {
-            let nearest = known.keys().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
-            let names: Vec<&str> = known.keys().map(String::as_str).collect();
+            // Those that are absent by default are keys too.
+            let later = CHECKED_LATER.iter().filter_map(|name| name.strip_prefix(prefix)).filter(|name| !name.contains('.'));
+            let names: BTreeSet<&str> = known.keys().map(String::as_str).chain(later).collect();
+            let nearest = names.iter().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
             let hint = nearest.map_or_else(String::new, |n| format!("did you mean {prefix}{n}? "));
+            let names: Vec<&str> = names.into_iter().collect();
             return Err(Error::config(full, short(value), format!("no such key; {hint}allowed: {}", names.join(", "))));
         };
         if let (toml::Value::Table(given), toml::Value::Table(known)) = (value, expected) {
@@ -401,6 +442,19 @@ fn explain(error: &toml::de::Error, table: &toml::Table) -> Error {
     Error::config(key, value, error.message().trim())
 }
 
+/// The value of a key; of a key of a list of tables (`task.kind`), the values of all.
 fn lookup(table: &toml::Table, key: &str) -> Option<toml::Value> {
-    key.split('.').try_fold(toml::Value::Table(table.clone()), |at, part| at.get(part).cloned())
+    key.split('.').try_fold(toml::Value::Table(table.clone()), |at, part| match at {
+        toml::Value::Array(tables) => {
+            Some(toml::Value::Array(tables.iter().filter_map(|table| table.get(part).cloned()).collect()))
+        }
+        at => at.get(part).cloned(),
+    })
+}
+
+/// toml's message on one line, with the place.
+fn no_toml(error: &toml::de::Error, text: &str) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let (line, column) = (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
+    format!("no TOML at line {line}, column {column}: {}", error.message().trim().replace('\n', "; "))
 }

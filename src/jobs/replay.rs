@@ -52,6 +52,9 @@ const READ: [&str; 4] = ["learn.", "estimate.", "workers.learner_threads", "mode
 pub fn replay(options: &Options) -> Result<()> {
     let folder = RunFolder::view(&options.run)?;
     let footer = first_footer(&folder)?;
+    if options.steps == Some(0) {
+        return Err(Error::config("--steps", 0, "at least 1 step"));
+    }
     for set in &options.sets {
         let key = set.split('=').next().unwrap_or(set).trim();
         if !READ.iter().any(|read| key.starts_with(read)) {
@@ -72,11 +75,13 @@ pub fn replay(options: &Options) -> Result<()> {
     let compares = options.sets.iter().all(|set| set.starts_with("model."));
     let verdict = if compares { Verdict::Check(Check::default()) } else { Verdict::WhatIf(WhatIf::default()) };
     let (verdict, faults) = train(&folder, &spec, &policy, steps, verdict)?;
-    verdict.print(options.output, &options.run);
     match (verdict.difference(), faults.into_iter().next()) {
-        (Some(difference), _) => Err(Error::Mismatch(difference)),
+        // What was compared until then is no result.
         (None, Some(fault)) => Err(Error::Fault(fault)),
-        (None, None) => Ok(()),
+        (difference, _) => {
+            verdict.print(options.output, &options.run)?;
+            difference.map_or(Ok(()), |difference| Err(Error::Mismatch(difference)))
+        }
     }
 }
 
