@@ -16,11 +16,11 @@ fn sorted(number: &str) -> String {
 }
 
 fn plain(number: &str) -> String {
-    format!(r#"{{"prompt": "s:{number};", "answer": "{}", "task": "sort", "from": "a test"}}"#, sorted(number))
+    format!(r#"{{"prompt": "s:{number}=", "answer": "{}", "task": "sort", "from": "a test"}}"#, sorted(number))
 }
 
 fn verl(number: &str) -> String {
-    let prompt = format!(r#"[{{"role": "user", "content": "s:{number};"}}]"#);
+    let prompt = format!(r#"[{{"role": "user", "content": "s:{number}="}}]"#);
     let reward = format!(r#"{{"style": "rule", "ground_truth": "{}"}}"#, sorted(number));
     format!(r#"{{"data_source": "sort", "prompt": {prompt}, "reward_model": {reward}}}"#)
 }
@@ -57,7 +57,7 @@ fn plain_and_verl_rows_are_rewarded_alike() {
         for row in &rows {
             let prompt = &row.group.prompt;
             let number = NUMBERS[prompt.id as usize];
-            assert_eq!((prompt.text.as_str(), prompt.task.as_str()), (format!("s:{number};").as_str(), "sort"));
+            assert_eq!((prompt.text.as_str(), prompt.task.as_str()), (format!("s:{number}=").as_str(), "sort"));
             assert_eq!(prompt.answer, sorted(number));
             let right = row.text.trim() == prompt.answer;
             assert_eq!(row.reward, Some(if right { 1.0 } else { 0.0 }), "{:?}", row.text);
@@ -97,7 +97,7 @@ fn wrong_files_and_lines_are_named() {
     for (line, says) in [
         ("{\"prompt\": ", "p.jsonl: line 3: not JSON at column "),
         ("[1]", "p.jsonl: line 3: found "),
-        ("{\"text\": \"s:1;\"}", "p.jsonl: column prompt: line 3: missing; the row has text: set data.prompt"),
+        ("{\"text\": \"s:1=\"}", "p.jsonl: column prompt: line 3: missing; the row has text: set data.prompt"),
         ("{\"prompt\": 7}", "p.jsonl: column prompt: line 3: found the number 7"),
     ] {
         let dir = with_prompts([plain("31"), plain("52"), line.to_owned(), plain("64")].into_iter());

@@ -16,6 +16,8 @@ intermediate_size = 64
 layers = 1
 heads = 2
 kv_heads = 1
+[generate]
+max_tokens = 24
 [eval]
 prompts = 8
 "#;
@@ -65,7 +67,7 @@ fn an_output_that_exists_is_refused() {
 #[test]
 fn what_fails_leaves_no_model() {
     let dir = sft_place();
-    fs::write(dir.path().join("p.jsonl"), "{\"prompt\": \"s:21;\", \"answer\": \"12\"}\n").unwrap();
+    fs::write(dir.path().join("p.jsonl"), "{\"prompt\": \"s:21=\", \"answer\": \"12\"}\n").unwrap();
     for (set, code, says) in [
         ("data.file=none.jsonl", 1, "none.jsonl: No such file"),
         ("data.file=p.jsonl", 1, "p.jsonl: column completion: line 1: "),

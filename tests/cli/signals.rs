@@ -101,9 +101,9 @@ fn signals_end_a_run_cleanly() {
 /// Catches an evaluation that goes on to its end, however long; and means over no steps that are printed as numbers.
 #[test]
 fn a_signal_during_the_first_evaluation_is_heard() {
-    let running = Running::start("eval.prompts=200000");
+    let running = Running::start("eval.prompts=20000");
     running.until("spec.toml");
-    // The handler is set right after; the evaluation would take minutes.
+    // The handler is set right after; the evaluation would take half a minute and more.
     std::thread::sleep(Duration::from_millis(500));
     running.signal("INT");
     let (ran, dir) = running.end();
