@@ -21,21 +21,21 @@ impl Schedule {
     /// The last step that may train a group admitted while `version` is the newest seen.
     pub fn due(self, version: Version) -> Step {
         match self {
-            Schedule::Pipeline { max_lag } => version + max_lag + 1,
+            Schedule::Pipeline { max_lag } => version.saturating_add(max_lag).saturating_add(1),
         }
     }
 
     /// The oldest version that may sample a token of a group due at `due`.
     pub fn oldest(self, due: Step) -> Version {
         match self {
-            Schedule::Pipeline { max_lag } => due.saturating_sub(max_lag + 1),
+            Schedule::Pipeline { max_lag } => due.saturating_sub(max_lag.saturating_add(1)),
         }
     }
 
     /// How many groups may be live (admitted and not discarded, trained ones included) while `version` is the newest
     /// seen: what the steps up to the current due can train, of the run's `steps` with `batch_groups` each.
     pub fn budget(self, version: Version, steps: Step, batch_groups: u64) -> u64 {
-        self.due(version).min(steps) * batch_groups
+        self.due(version).min(steps).saturating_mul(batch_groups)
     }
 
     /// The largest lag of a trained token, steps.

@@ -143,7 +143,7 @@ impl Default for WorkersSpec {
 }
 
 /// How rewards become advantages (`[estimate]`).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EstimateSpec {
     /// Without a critic (`learn.value_coef = 0`); with one the advantage is reward - value.
@@ -241,7 +241,8 @@ impl Spec {
             admitted: 0,
             batch_groups: self.batch_groups(),
             group_size: self.batch.group_size as u32,
-            schedule: Schedule::Pipeline { max_lag: self.schedule.max_lag },
+            // No token of step k has a larger lag than k - 1: beyond the steps a bound promises nothing more.
+            schedule: Schedule::Pipeline { max_lag: self.schedule.max_lag.min(self.steps) },
             order: self.schedule.order,
             short_batch: self.schedule.short_batch,
             slots: self.generate.slots,

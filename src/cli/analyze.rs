@@ -1,9 +1,8 @@
 //! `tidegate analyze`.
 
-use crate::error::{Error, Result};
-use crate::jobs::Output;
+use crate::error::Result;
 use crate::jobs::analyze::{Options, SkipBad, analyze};
-use std::io::{ErrorKind, Write};
+use crate::jobs::{Output, print};
 use std::path::PathBuf;
 
 /// Say what runs were like, from their Parquet files alone
@@ -30,10 +29,6 @@ impl Args {
         let output = if self.json { Output::Json } else { Output::Text };
         let mut text = Vec::new();
         analyze(&Options { runs: self.runs, skip_bad, output }, &mut text)?;
-        match std::io::stdout().write_all(&text) {
-            // Whoever read enough (`| head`) is no error.
-            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Error::file("stdout", e)),
-            _ => Ok(()),
-        }
+        print(String::from_utf8_lossy(&text).trim_end())
     }
 }

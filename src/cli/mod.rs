@@ -5,6 +5,7 @@ mod replay;
 mod run;
 mod sft;
 
+use crate::jobs::say;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -40,7 +41,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            say(format_args!("error: {error}"));
             ExitCode::from(error.exit_code())
         }
     }

@@ -1,8 +1,8 @@
 //! `tidegate run`.
 
 use crate::error::Result;
-use crate::jobs::Output;
 use crate::jobs::run::run;
+use crate::jobs::{Output, print};
 use crate::spec::Spec;
 use std::path::PathBuf;
 
@@ -36,8 +36,7 @@ impl Args {
         let sets: Vec<String> = self.sets.into_iter().chain(device).collect();
         let spec = Spec::load(&self.spec, &sets)?;
         if self.print_spec {
-            print!("{}", spec.to_text());
-            return Ok(());
+            return print(spec.to_text().trim_end());
         }
         run(spec, if self.json { Output::Json } else { Output::Text })
     }

@@ -7,6 +7,7 @@ use crate::tasks::generated::Mix;
 use crate::tasks::item::Item;
 use crate::tasks::jsonl;
 use crate::tasks::prompts::{Place, Row, Use, rows_to_items};
+use crate::tasks::reward::Reward;
 use crate::tasks::source::{Cursor, Prompts, Source};
 use crate::tasks::spec::{DataSpec, Format, TaskSpec};
 use crate::tasks::template::ChatTemplate;
@@ -26,11 +27,15 @@ impl Data<'_> {
     /// The training prompts, in the order of `seed`.
     ///
     /// # Errors
-    /// A file or a row that is not as the specification says.
-    pub fn training(&self, seed: u64) -> Result<Prompts> {
+    /// A file or a row that is not as the specification says; rows of which the reward can judge none.
+    pub fn training(&self, seed: u64, reward: &Reward) -> Result<Prompts> {
         let source = match self.file {
             None => Source::Generated { mix: Mix::new(self.tasks)?, seed },
-            Some(data) => Source::rows(self.items(data)?, data, seed)?,
+            Some(data) => {
+                let items = self.items(data)?;
+                self.judged(&items, reward)?;
+                Source::rows(items, data, seed)?
+            }
         };
         Ok(source.from_cursor(Cursor::default()))
     }
@@ -50,6 +55,18 @@ impl Data<'_> {
         }
         let mix = Mix::new(self.tasks)?;
         Ok((0..prompts as u64).map(|index| mix.held_out(index)).collect())
+    }
+
+    /// Rollouts of a prompt that cannot be judged are discarded; if all are, the run would never come to its first step.
+    fn judged(&self, items: &[Item], reward: &Reward) -> Result<()> {
+        let why = |item: &Item| reward.score(&item.clone().into_prompt(0, Vec::new()), "").err();
+        match (self.purpose, items.iter().map(why).collect::<Option<Vec<_>>>()) {
+            (Use::Rollouts, Some(reasons)) if !reasons.is_empty() => {
+                let why = reasons.first().map_or_else(String::new, |why| format!(": {why}"));
+                Err(Error::config("reward", format!("{} prompts", items.len()), format!("can judge none of them{why}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn items(&self, data: &DataSpec) -> Result<Vec<Item>> {

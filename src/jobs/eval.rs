@@ -11,6 +11,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidegate_operators::fault::Halt;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Rollout};
 use tidegate_operators::score::Scorer;
@@ -64,10 +65,7 @@ pub enum Mode {
     Greedy,
 }
 
-/// Rollouts in progress: an evaluation has the machine for itself.
-const SLOTS: usize = 256;
-
-/// Answers each item once and counts the right ones.
+/// Answers each item once and counts the right ones; a halt ends it early.
 ///
 /// # Errors
 /// What the tokenizer or the generator refuses.
@@ -78,9 +76,10 @@ pub fn evaluate(
     reward: &Reward,
     mode: Mode,
     seed: u64,
+    halt: &Halt,
 ) -> Result<Evaluation> {
     let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
-    let sampling = Sampling { slots: SLOTS.min(items.len().max(1)), temperature, ..sampling.clone() };
+    let sampling = Sampling { slots: sampling.slots.min(items.len().max(1)), temperature, ..sampling.clone() };
     let mut generator = policy.generator(&sampling, seed, 0)?;
     generator.load(0, policy.snapshot()?)?;
     let mut scorer = RuleScorer(reward.clone());
@@ -89,7 +88,7 @@ pub fn evaluate(
         let prompt = data::prompt(0, item.clone(), &policy.tokenizer)?;
         generator.start(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }))?;
     }
-    while generator.running() > 0 {
+    while generator.running() > 0 && !halt.is_set() {
         for mut rollout in generator.step()? {
             scorer.score(&mut rollout)?;
             evaluation.count(&rollout);

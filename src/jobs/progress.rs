@@ -1,5 +1,6 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
+use crate::jobs::say;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ impl Steps {
         let steps = self.bar.length().unwrap_or(0);
         if self.plain && (self.said.get().elapsed() >= LINE_EVERY || step == 1 || step == steps) {
             self.said.set(Instant::now());
-            eprintln!("step {step:>5}/{steps}  {text}");
+            say(format_args!("step {step:>5}/{steps}  {text}"));
         }
         self.bar.set_message(text.to_owned());
         self.bar.set_position(step);
@@ -118,7 +119,7 @@ impl Progress {
         let last = Some(m.step) == self.bar.length();
         if self.plain && (state.printed.elapsed() >= LINE_EVERY || m.step == 1 || last) {
             state.printed = Instant::now();
-            eprintln!("step {:>4}/{}  {line}", m.step, self.bar.length().unwrap_or(0));
+            say(format_args!("step {:>4}/{}  {line}", m.step, self.bar.length().unwrap_or(0)));
         }
         self.bar.set_message(line);
         self.bar.set_position(m.step);

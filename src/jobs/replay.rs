@@ -10,7 +10,7 @@ use crate::jobs::progress::Steps;
 use crate::jobs::recording::{Expected, Recording};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
 use crate::pipeline;
-use crate::spec::Spec;
+use crate::spec::{EstimateSpec, Spec, ZeroVariance};
 use crate::store::layout::LogFile;
 use crate::store::{Footer, RunFolder, read_footer};
 use crate::tasks::reward::Reward;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_operators::dataflow::ReplayPorts;
 use tidegate_operators::fault::{Fault, Halt};
-use tidegate_operators::plan::{Order, Plan};
+use tidegate_operators::plan::Plan;
 use tidegate_operators::record::SealedStep;
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::seal::Log;
@@ -52,6 +52,9 @@ const READ: [&str; 4] = ["learn.", "estimate.", "workers.learner_threads", "mode
 pub fn replay(options: &Options) -> Result<()> {
     let folder = RunFolder::view(&options.run)?;
     let footer = first_footer(&folder)?;
+    if options.steps == Some(0) {
+        return Err(Error::config("--steps", 0, "at least 1 step"));
+    }
     for set in &options.sets {
         let key = set.split('=').next().unwrap_or(set).trim();
         if !READ.iter().any(|read| key.starts_with(read)) {
@@ -66,17 +69,22 @@ pub fn replay(options: &Options) -> Result<()> {
         same(&spec.model.path, "model", &footer.info.model, &policy.hash)?;
         same(&spec.model.path, "tokenizer", &footer.info.tokenizer, policy.tokenizer.hash())?;
     }
+    let set_threads = options.sets.iter().any(|set| set.starts_with("workers.learner_threads"));
+    let recorded_threads = u16::try_from(footer.info.learner_threads).unwrap_or(1);
+    let threads = if set_threads { spec.workers.learner_threads } else { recorded_threads };
     let recorded = folder.sealed_steps()?.len() as u64;
     let steps = options.steps.unwrap_or(recorded).min(recorded);
     // A new place or device of the same model changes nothing by itself; anything else that is set asks "what if".
     let compares = options.sets.iter().all(|set| set.starts_with("model."));
     let verdict = if compares { Verdict::Check(Check::default()) } else { Verdict::WhatIf(WhatIf::default()) };
-    let (verdict, faults) = train(&folder, &spec, &policy, steps, verdict)?;
-    verdict.print(options.output, &options.run);
+    let (verdict, faults) = train(&folder, &spec, &policy, steps, threads, verdict)?;
     match (verdict.difference(), faults.into_iter().next()) {
-        (Some(difference), _) => Err(Error::Mismatch(difference)),
+        // What was compared until then is no result.
         (None, Some(fault)) => Err(Error::Fault(fault)),
-        (None, None) => Ok(()),
+        (difference, _) => {
+            verdict.print(options.output, &options.run)?;
+            difference.map_or(Ok(()), |difference| Err(Error::Mismatch(difference)))
+        }
     }
 }
 
@@ -99,15 +107,15 @@ fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
     Err(Error::file(path, why))
 }
 
-fn train(folder: &RunFolder, spec: &Spec, policy: &Policy, steps: u64, verdict: Verdict) -> Result<(Verdict, Vec<Fault>)> {
-    let plan = Plan {
-        schedule: Schedule::Pipeline { max_lag: 0 },
-        order: Order::Admission,
-        steps,
-        generators: vec![0],
-        learner: 0,
-        ..spec.plan(0)
-    };
+fn train(
+    folder: &RunFolder,
+    spec: &Spec,
+    policy: &Policy,
+    steps: u64,
+    threads: u16,
+    verdict: Verdict,
+) -> Result<(Verdict, Vec<Fault>)> {
+    let plan = Plan { schedule: Schedule::Pipeline { max_lag: 0 }, steps, generators: vec![0], learner: 0, ..spec.plan(0) };
     let recording = Recording::open(folder, steps)?;
     let expected = recording.expected();
     let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
@@ -119,11 +127,11 @@ fn train(folder: &RunFolder, spec: &Spec, policy: &Policy, steps: u64, verdict: 
     let ports = ReplayPorts {
         recorded: Some(recording),
         scorer: Some(RuleScorer(Reward::new(&spec.reward)?)),
-        estimator: Some(GroupEstimator::new(&spec.estimate, baseline)),
+        // Whatever was trained is trained: what a filter would have kept out is not in the recorded batches' place.
+        estimator: Some(GroupEstimator::new(&EstimateSpec { zero_variance: ZeroVariance::Keep, ..spec.estimate }, baseline)),
         learner: Some(learner),
         log: Some(log),
     };
-    let threads = spec.workers.learner_threads;
     let report = pipeline::replay(&plan, ports, &halt, move |_| device::set_threads(threads))?;
     let verdict = std::mem::take(&mut *verdict.lock().unwrap_or_else(PoisonError::into_inner));
     Ok((verdict, report.faults))

@@ -9,14 +9,14 @@ use crate::jobs::data::Data;
 use crate::jobs::eval::{Evaluation, Mode, evaluate};
 use crate::jobs::summary::{Evaluations, Summary};
 use crate::jobs::training::{self, Training};
-use crate::jobs::{Output, signals};
+use crate::jobs::{Output, print, say, signals};
 use crate::spec::Spec;
 use crate::store::layout::RunFolder;
 use crate::store::write_metrics;
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
 use crate::tasks::reward::Reward;
-use std::path::PathBuf;
+use tidegate_operators::fault::Halt;
 
 /// Trains as the specification says and reports.
 ///
@@ -29,33 +29,33 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     fits(&spec.generate, &policy)?;
     let reward = Reward::new(&spec.reward)?;
     let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &spec.model.path, purpose: Use::Rollouts };
-    let prompts = data.training(spec.seed)?;
+    let prompts = data.training(spec.seed, &reward)?;
     let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
     let folder = claim(&spec)?;
     spec.output = folder.path().to_owned();
     folder.write_spec(&spec.to_text())?;
-    eprintln!("{}", plan(&spec, &policy));
+    say(plan(&spec, &policy));
 
     let interrupt = signals::halt_on_signals()?;
-    let before = evaluations("before", &held_out, &policy, &spec, &reward)?;
+    let before = evaluations("before", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
     let training = Training { spec: &spec, folder: &folder, reward: &reward, policy: &policy };
     let outcome = training::train(&training, prompts, &interrupt.halt)?;
     if let Some(weights) = &outcome.weights {
         policy.set_weights(weights);
     }
-    policy.save(&folder.checkpoint(outcome.version))?;
-    write_metrics(&folder)?;
-    if let Some(fault) = outcome.faults.first() {
-        let more = outcome.faults.len() - 1;
-        let also = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-        eprintln!("{} steps are sealed in {}{also}", outcome.metrics.len(), folder.path().display());
+    let saved = policy.save(&folder.checkpoint(outcome.version)).and_then(|()| write_metrics(&folder));
+    if let Some((fault, others)) = outcome.faults.split_first() {
+        others.iter().for_each(|other| say(format_args!("also: {other}")));
+        saved.err().into_iter().for_each(|error| say(format_args!("also: {error}")));
+        say(format_args!("{} steps are sealed in {}", outcome.metrics.len(), folder.path().display()));
         return Err(Error::Fault(fault.clone()));
     }
-    let after = if interrupt.signal().is_none() { evaluations("after", &held_out, &policy, &spec, &reward)? } else { None };
+    saved?;
+    let after = evaluations("after", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
     let summary = Summary::new(&spec, &outcome, before, after);
     match output {
-        Output::Text => println!("{summary}"),
-        Output::Json => println!("{}", serde_json::to_string(&summary).unwrap_or_default()),
+        Output::Text => print(summary)?,
+        Output::Json => print(serde_json::to_string(&summary).unwrap_or_default())?,
     }
     interrupt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
 }
@@ -73,8 +73,15 @@ fn fits(sampling: &Sampling, policy: &Policy) -> Result<()> {
 /// The run's folder: as the spec says, with a number where that is taken, so that nothing recorded is lost.
 fn claim(spec: &Spec) -> Result<RunFolder> {
     let name = |n: u32| {
-        let base = spec.output.as_os_str().to_string_lossy();
-        if n == 1 { spec.output.clone() } else { PathBuf::from(format!("{base}-{n}")) }
+        if n == 1 {
+            return spec.output.clone();
+        }
+        // `runs/a/` is named runs/a-2 next, not runs/a/-2; a folder without a name (`.`) is asked what it is called.
+        let named = || spec.output.file_name().map(|_| spec.output.clone());
+        let base = named().or_else(|| spec.output.canonicalize().ok()).unwrap_or_default();
+        let mut name = base.file_name().unwrap_or_default().to_owned();
+        name.push(format!("-{n}"));
+        base.with_file_name(name)
     };
     let free = (1..10_000).map(name).find(|path| !path.exists()).unwrap_or_else(|| spec.output.clone());
     RunFolder::create(free)
@@ -112,19 +119,30 @@ fn plan(spec: &Spec, policy: &Policy) -> String {
     )
 }
 
-fn evaluations(when: &str, items: &[Item], policy: &Policy, spec: &Spec, reward: &Reward) -> Result<Option<Evaluations>> {
+/// None without held-out prompts, and after a halt.
+fn evaluations(
+    when: &str,
+    items: &[Item],
+    policy: &Policy,
+    spec: &Spec,
+    reward: &Reward,
+    halt: &Halt,
+) -> Result<Option<Evaluations>> {
     if items.is_empty() {
         return Ok(None);
     }
     device::set_threads(spec.workers.generator_threads + spec.workers.learner_threads);
-    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, reward, mode, spec.seed) };
+    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, reward, mode, spec.seed, halt) };
     let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
+    if halt.is_set() {
+        return Ok(None);
+    }
     let rate = |e: &Evaluation| 100.0 * e.total().rate().unwrap_or(0.0);
-    eprintln!(
+    say(format_args!(
         "held out  {when} training: {:.1} % sampled, {:.1} % greedy of {} prompts",
         rate(&evaluations.sampled),
         rate(&evaluations.greedy),
         items.len()
-    );
+    ));
     Ok(Some(evaluations))
 }

@@ -10,18 +10,23 @@ use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
 use crate::jobs::data::{self, Data};
 use crate::jobs::eval::{self, Mode};
+use crate::jobs::print;
 use crate::jobs::progress::Steps;
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::spec::{self, EvalSpec};
+use crate::store::layout::temporary;
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
 use crate::tasks::reward::Reward;
+use crate::tasks::source::Prompts;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+use tidegate_operators::fault::Halt;
 use tidegate_operators::record::{Group, Metrics, Rollout};
 use tidegate_operators::train::Learner;
 
@@ -133,41 +138,44 @@ impl SftSpec {
 pub fn sft(spec: &SftSpec) -> Result<()> {
     device::set_threads(spec.threads);
     let reward = Reward::new(&spec.reward)?;
-    let mut policy = start(spec)?;
+    let from = if spec.model.path.as_os_str().is_empty() { temporary(&spec.output) } else { spec.model.path.clone() };
+    let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &from, purpose: Use::Pairs };
+    let pairs = data.training(spec.seed, &reward)?;
+    let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
+    let mut policy = start(spec, &from)?;
     let mut learner = policy.learner(&learning(spec), 1.0, spec.steps, 0)?;
     let started = Instant::now();
-    let last = train(spec, &policy, &mut learner)?;
+    let last = train(spec, pairs, &policy, &mut learner)?;
     let seconds = started.elapsed().as_secs_f64();
     policy.set_weights(&learner.weights()?);
     policy.save(&spec.output)?;
+    if from != spec.model.path {
+        fs::remove_dir_all(&from).map_err(|e| Error::file(&from, e))?;
+    }
     let text = toml::to_string(spec).map_err(|e| Error::config("spec", "sft", e.to_string()))?;
     let path = spec.output.join("sft.toml");
-    std::fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
+    fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
 
-    println!("model    {} ({} parameters)", spec.output.display(), policy.layout.parameters());
-    println!("trained  {} steps of {} pairs in {seconds:.0} s, last loss {:.4}", spec.steps, spec.batch_size, last.loss);
-    let held_out = data(spec, &policy.folder).held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
+    print(format_args!("model    {} ({} parameters)", spec.output.display(), policy.layout.parameters()))?;
+    let (steps, pairs) = (last.step, spec.batch_size);
+    print(format_args!("trained  {steps} steps of {pairs} pairs in {seconds:.1} s, last loss {:.4}", last.loss))?;
     if !held_out.is_empty() {
-        let sampled = eval::evaluate(&held_out, &policy, &spec.generate, &reward, Mode::Sampled, spec.seed)?;
-        let greedy = eval::evaluate(&held_out, &policy, &spec.generate, &reward, Mode::Greedy, spec.seed)?;
-        println!("{}", eval::table(&[("sampled", &sampled), ("greedy", &greedy)]));
+        let halt = Halt::default();
+        let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &reward, mode, spec.seed, &halt);
+        print(eval::table(&[("sampled", &of(Mode::Sampled)?), ("greedy", &of(Mode::Greedy)?)]))?;
     }
-    println!("next     tidegate run SPEC.toml --set model.path={}", spec.output.display());
-    Ok(())
+    print(format_args!("next     tidegate run SPEC.toml --set model.path={}", spec.output.display()))
 }
 
 fn learning(spec: &SftSpec) -> Learning {
     Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() }
 }
 
-fn data<'a>(spec: &'a SftSpec, model: &'a Path) -> Data<'a> {
-    Data { file: spec.data.as_ref(), tasks: &spec.task, model, purpose: Use::Pairs }
-}
-
-fn start(spec: &SftSpec) -> Result<Policy> {
+/// The model in the folder `from`; a new one is made there first.
+fn start(spec: &SftSpec, from: &Path) -> Result<Policy> {
     let m = &spec.model;
     if !m.path.as_os_str().is_empty() {
-        return Policy::load(&m.path, &m.device, ValueHead::None);
+        return Policy::load(from, &m.device, ValueHead::None);
     }
     let config = Config {
         family: Family::Qwen2,
@@ -188,18 +196,17 @@ fn start(spec: &SftSpec) -> Result<Policy> {
         bos_token_id: Some(1),
         pad_token_id: Some(0),
     };
-    // A new model is a folder like any other: it is made where the trained one will stand, and replaced by it.
-    Policy::create(&spec.output, &config, &m.alphabet, spec.seed)?;
-    Policy::load(&spec.output, &m.device, ValueHead::None)
+    // A new model is a folder like any other, made under a temporary name: where the trained one will stand is nothing yet.
+    Policy::create(from, &config, &m.alphabet, spec.seed)?;
+    Policy::load(from, &m.device, ValueHead::None)
 }
 
-fn train(spec: &SftSpec, policy: &Policy, learner: &mut TorchLearner) -> Result<Metrics> {
-    let mut items = data(spec, &policy.folder).training(spec.seed)?;
+fn train(spec: &SftSpec, mut pairs: Prompts, policy: &Policy, learner: &mut TorchLearner) -> Result<Metrics> {
     let steps = Steps::new(spec.steps);
     let mut last = Metrics::default();
     for step in 1..=spec.steps {
         let batch: Vec<Rollout> =
-            items.by_ref().take(spec.batch_size).map(|(_, item)| pair(item, policy)).collect::<Result<_>>()?;
+            pairs.by_ref().take(spec.batch_size).map(|(_, item)| pair(item, policy)).collect::<Result<_>>()?;
         if batch.is_empty() {
             break;
         }

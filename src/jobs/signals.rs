@@ -1,6 +1,7 @@
 //! SIGINT and SIGTERM: the first one halts the dataflow, which seals what is complete; the second ends the process.
 
 use crate::error::{Error, Result};
+use crate::jobs::say;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
@@ -32,10 +33,10 @@ pub fn halt_on_signals() -> Result<Interrupt> {
     std::thread::spawn(move || {
         for signal in signals.forever() {
             if seen.signal().is_some() {
-                eprintln!("second signal: ending at once; sealed steps are whole");
+                say("second signal: ending at once; sealed steps are whole");
                 std::process::exit(128 + signal);
             }
-            eprintln!("signal {signal}: sealing what is complete; once more to end at once");
+            say(format_args!("signal {signal}: sealing what is complete; once more to end at once"));
             seen.signal.store(signal, Ordering::Release);
             seen.halt.set();
         }

@@ -28,15 +28,15 @@ pub struct Summary {
     pub generated_tokens: u64,
     /// Rollouts that were not trained, by status.
     pub not_trained: BTreeMap<String, u64>,
-    /// Mean reward of the first and of the last tenth of the steps.
-    pub reward_first: f64,
-    pub reward_last: f64,
+    /// Mean reward of the first and of the last tenth of the steps. This and the means below: None where nothing was trained.
+    pub reward_first: Option<f64>,
+    pub reward_last: Option<f64>,
     /// Of trained tokens, steps.
-    pub lag_mean: f64,
-    pub lag_max: u64,
+    pub lag_mean: Option<f64>,
+    pub lag_max: Option<u64>,
     pub lag_bound: u64,
-    pub ess_mean: f64,
-    pub ess_min: f64,
+    pub ess_mean: Option<f64>,
+    pub ess_min: Option<f64>,
     /// Shares of the learner's time that it waited: for groups that the lag rule forces, for any groups.
     pub waited_forced: f64,
     pub waited_any: f64,
@@ -51,9 +51,13 @@ impl Summary {
     pub fn new(spec: &Spec, outcome: &Outcome, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
         let m = &outcome.metrics;
         let tokens: u64 = m.iter().map(|m| m.tokens).sum();
-        let weighted = |f: fn(&Metrics) -> f64| m.iter().map(|m| f(m) * m.tokens as f64).sum::<f64>() / tokens.max(1) as f64;
-        let tenth = m.len().div_ceil(10).max(1);
-        let reward = |part: &[Metrics]| part.iter().map(|m| m.reward).sum::<f64>() / part.len().max(1) as f64;
+        // A step that had nothing to train has no ESS and no lag, whatever stands in its row.
+        let trained = || m.iter().filter(|m| m.tokens > 0);
+        let weighted = |f: fn(&Metrics) -> f64| {
+            (tokens > 0).then(|| trained().map(|m| f(m) * m.tokens as f64).sum::<f64>() / tokens as f64)
+        };
+        let tenth = m.len().div_ceil(10);
+        let reward = |part: &[Metrics]| mean(part.iter().map(|m| m.reward).filter(|reward| reward.is_finite()));
         let wall = outcome.seconds.max(1e-9) * 1e9;
         Summary {
             run: spec.output.clone(),
@@ -63,13 +67,13 @@ impl Summary {
             trained_tokens: tokens,
             generated_tokens: outcome.generated_tokens,
             not_trained: outcome.not_trained.clone(),
-            reward_first: reward(&m[..tenth.min(m.len())]),
-            reward_last: reward(&m[m.len().saturating_sub(tenth)..]),
+            reward_first: reward(&m[..tenth]),
+            reward_last: reward(&m[m.len() - tenth..]),
             lag_mean: weighted(|m| m.lag_mean),
-            lag_max: m.iter().map(|m| m.lag_max).max().unwrap_or(0),
+            lag_max: trained().map(|m| m.lag_max).max(),
             lag_bound: spec.schedule.max_lag,
             ess_mean: weighted(|m| m.ess),
-            ess_min: m.iter().filter(|m| m.tokens > 0).map(|m| m.ess).fold(f64::NAN, f64::min),
+            ess_min: trained().map(|m| m.ess).reduce(f64::min),
             waited_forced: m.iter().map(|m| m.wait_forced_ns).sum::<u64>() as f64 / wall,
             waited_any: m.iter().map(|m| m.wait_any_ns).sum::<u64>() as f64 / wall,
             learner_outside: outcome.learner_outside,
@@ -80,17 +84,29 @@ impl Summary {
     }
 }
 
+/// None of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0u64), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / count as f64)
+}
+
+/// A dash where there is none.
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self;
         let rate = |tokens: u64| tokens as f64 / s.training_s.max(1e-9);
         writeln!(f, "run       {}", s.run.display())?;
-        write!(f, "trained   {} steps in {:.0} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
+        write!(f, "trained   {} steps in {:.1} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
         writeln!(f, "{} tokens", s.trained_tokens)?;
         for (status, n) in &s.not_trained {
             writeln!(f, "          {n} rollouts {status}")?;
         }
-        writeln!(f, "reward    {:.3} in the first tenth of the steps, {:.3} in the last", s.reward_first, s.reward_last)?;
+        let (first, last) = (number(s.reward_first, 3), number(s.reward_last, 3));
+        writeln!(f, "reward    {first} in the first tenth of the steps, {last} in the last")?;
         if let (Some(before), Some(after)) = (&s.before, &s.after) {
             let columns = [
                 ("sampled before", &before.sampled),
@@ -100,8 +116,9 @@ impl fmt::Display for Summary {
             ];
             writeln!(f, "{}", eval::table(&columns))?;
         }
-        writeln!(f, "lag       mean {:.2}, max {}, bound {} steps", s.lag_mean, s.lag_max, s.lag_bound)?;
-        writeln!(f, "ESS       mean {:.3}, least {:.3}", s.ess_mean, s.ess_min)?;
+        let lag_max = s.lag_max.map_or_else(|| "-".to_owned(), |lag| lag.to_string());
+        writeln!(f, "lag       mean {}, max {lag_max}, bound {} steps", number(s.lag_mean, 2), s.lag_bound)?;
+        writeln!(f, "ESS       mean {}, least {}", number(s.ess_mean, 3), number(s.ess_min, 3))?;
         write!(f, "speed     generated {:.0}, trained {:.0} tokens/s; ", rate(s.generated_tokens), rate(s.trained_tokens))?;
         let (forced, any) = (100.0 * s.waited_forced, 100.0 * s.waited_any);
         writeln!(f, "the learner waited {any:.1} % for rollouts, {forced:.1} % for forced ones")?;

@@ -67,7 +67,7 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
         spec: spec.to_text(),
         model: policy.hash.clone(),
         tokenizer: policy.tokenizer.hash().to_owned(),
-        learner_threads: u32::from(spec.workers.learner_threads),
+        learner_threads: u32::from(threads(spec)[plan.learner]),
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info), progress.clone());
     let sealed = log.sealed();
@@ -89,7 +89,12 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
     }
     let threads = threads(spec);
     let started = Instant::now();
-    let report = pipeline::run(&plan, ports, halt, &Census::default(), move |worker| device::set_threads(threads[worker]))?;
+    let census = Census::default();
+    let mut report = pipeline::run(&plan, ports, halt, &census, move |worker| device::set_threads(threads[worker]))?;
+    let in_flight = census.snapshot().total().in_flight();
+    if report.faults.is_empty() && !halt.is_set() && in_flight != 0 {
+        report.faults.push(Fault::new("census", format!("{in_flight} groups are neither trained nor discarded")));
+    }
     let seconds = started.elapsed().as_secs_f64();
     progress.finish();
 

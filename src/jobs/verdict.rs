@@ -1,7 +1,8 @@
 //! What a replay came to: the same, bit for bit; or where it first differed; or what another loss would have made of it.
 
-use crate::jobs::Output;
+use crate::error::Result;
 use crate::jobs::recording::RecordedStep;
+use crate::jobs::{Output, print};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::path::Path;
@@ -99,21 +100,23 @@ impl Verdict {
     }
 
     /// Prints what it came to on stdout.
-    pub fn print(&self, output: Output, run: &Path) {
+    ///
+    /// # Errors
+    /// As [`print`].
+    pub fn print(&self, output: Output, run: &Path) -> Result<()> {
         match (output, self) {
-            (Output::Json, verdict) => println!("{}", serde_json::to_string(verdict).unwrap_or_default()),
+            (Output::Json, verdict) => print(serde_json::to_string(verdict).unwrap_or_default()),
             (Output::Text, Verdict::Check(check)) => {
-                let run = run.display();
-                let same = check.same_steps;
-                println!("replayed  {run}: {same} steps, {} rollouts", check.rollouts);
-                if check.difference.is_none() {
-                    println!(
-                        "same      rewards, advantages, log-probabilities, loss and {} tensors of each step, bit for bit",
-                        check.tensors
-                    );
+                print(format_args!("replayed  {}: {} steps, {} rollouts", run.display(), check.same_steps, check.rollouts))?;
+                if check.difference.is_some() {
+                    return Ok(());
                 }
+                print(format_args!(
+                    "same      rewards, advantages, log-probabilities, loss and {} tensors of each step, bit for bit",
+                    check.tensors
+                ))
             }
-            (Output::Text, Verdict::WhatIf(what_if)) => println!("{}", what_if.table()),
+            (Output::Text, Verdict::WhatIf(what_if)) => print(what_if.table()),
         }
     }
 }

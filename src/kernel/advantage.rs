@@ -65,7 +65,7 @@ pub fn group_advantages(kind: Advantage, rewards: &[Option<f32>]) -> Estimate {
 }
 
 /// Advantages of one rollout's tokens where there is a critic: `reward - value` at each token, with the critic's estimate
-/// `v(x, y<=t)` before the token (PipelineRL, arXiv 2509.19128); 0.0 where the mask is false. All `[T]`.
+/// the value of the text before the token, `v(x, y<t)` (PipelineRL, arXiv 2509.19128); 0.0 where the mask is false. All `[T]`.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -8,6 +8,10 @@ use crate::kernel::loss::Loss;
 use crate::tasks::generated::Mix;
 use crate::tasks::reward::Reward;
 
+/// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
+const MOST: usize = 1 << 24;
+const MOST_STEPS: u64 = 1 << 40;
+
 impl Spec {
     pub(super) fn validate(&self) -> Result<()> {
         self.validate_batch()?;
@@ -21,7 +25,15 @@ impl Spec {
             let why = "training needs 1.0: the set of tokens that top_p keeps is not recorded, so ratios would be wrong";
             return Err(Error::config("generate.top_p", g.top_p, why));
         }
+        if self.model.path.as_os_str().is_empty() {
+            let why = "name a model's folder: config.json, model.safetensors, tokenizer.json";
+            return Err(Error::config("model.path", "\"\"", why));
+        }
         positive("generate.temperature", g.temperature)?;
+        not_negative("generate.time_limit_s", g.time_limit_s)?;
+        if g.stop.iter().any(String::is_empty) {
+            return Err(Error::config("generate.stop", format!("{:?}", g.stop), "an empty string would end every rollout"));
+        }
         if g.max_tokens == 0 {
             return Err(Error::config("generate.max_tokens", 0, "at least 1 token"));
         }
@@ -47,6 +59,11 @@ impl Spec {
 
     fn validate_batch(&self) -> Result<()> {
         let BatchSpec { batch_size, group_size } = self.batch;
+        if batch_size > MOST || self.generate.slots > MOST || self.steps > MOST_STEPS {
+            let found = format!("{batch_size}, {}, {}", self.generate.slots, self.steps);
+            let why = format!("at most {MOST}, {MOST} and {MOST_STEPS}");
+            return Err(Error::config("batch.batch_size, generate.slots, steps", found, why));
+        }
         if group_size == 0 {
             return Err(Error::config("batch.group_size", 0, "at least 1 rollout a group"));
         }
@@ -100,6 +117,10 @@ impl Spec {
 /// Names the first key that is wrong.
 pub fn check_learning(learn: &Learning) -> Result<()> {
     positive("learn.lr", learn.lr)?;
+    positive("learn.eps", learn.eps)?;
+    if !learn.entropy_coef.is_finite() {
+        return Err(Error::config("learn.entropy_coef", learn.entropy_coef, "a number"));
+    }
     if learn.micro_batch_tokens == 0 {
         return Err(Error::config("learn.micro_batch_tokens", 0, "at least 1 token"));
     }
@@ -116,7 +137,6 @@ pub fn check_learning(learn: &Learning) -> Result<()> {
     }
     for (key, value) in [
         ("learn.value_coef", learn.value_coef),
-        ("learn.eps", learn.eps),
         ("learn.weight_decay", learn.weight_decay),
         ("learn.grad_clip", learn.grad_clip),
         ("learn.lr_min_ratio", learn.lr_min_ratio),
@@ -144,7 +164,7 @@ mod tests {
     use crate::error::Error;
     use crate::spec::Spec;
 
-    const START: &str = "[[task]]\nkind = \"sorting\"\n";
+    const START: &str = "model.path = \"m\"\n[[task]]\nkind = \"sorting\"\n";
 
     fn refused(set: &str) -> String {
         Spec::from_text(START, &[set.to_owned()]).unwrap_err().to_string()
@@ -180,6 +200,8 @@ mod tests {
             ("learn.lr=-1", "learn.lr = -1: a number above 0"),
             ("learn.beta1=1.0", "learn.beta1 = 1: a number from 0 to below 1"),
             ("learn.loss=supervised", "learn.loss = supervised: is for `tidegate sft`; rewards need reinforce or ppo"),
+            ("model.path=''", "model.path = \"\": name a model's folder: config.json, model.safetensors, tokenizer.json"),
+            ("generate.stop=['']", "generate.stop = [\"\"]: an empty string would end every rollout"),
             ("steps=0", "steps = 0: at least 1 step"),
         ] {
             assert_eq!(refused(set), message);

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The text of a specification.
@@ -18,7 +19,7 @@ pub fn text_of(path: &Path) -> Result<String> {
 /// # Errors
 /// TOML that cannot be parsed, a key that does not exist (the nearest is named), a value that is not one of the allowed.
 pub fn read<S: Serialize + DeserializeOwned + Default>(text: &str, name: &str, sets: &[String]) -> Result<S> {
-    let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, e.to_string()))?;
+    let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, no_toml(&e, text)))?;
     for set in sets {
         assign(&mut table, set)?;
     }
@@ -57,9 +58,12 @@ fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Res
             continue;
         }
         let Some(expected) = known.get(key) else {
-            let nearest = known.keys().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
-            let names: Vec<&str> = known.keys().map(String::as_str).collect();
+            // Those that are absent by default are keys too.
+            let later = CHECKED_LATER.iter().filter_map(|name| name.strip_prefix(prefix)).filter(|name| !name.contains('.'));
+            let names: BTreeSet<&str> = known.keys().map(String::as_str).chain(later).collect();
+            let nearest = names.iter().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
             let hint = nearest.map_or_else(String::new, |n| format!("did you mean {prefix}{n}? "));
+            let names: Vec<&str> = names.into_iter().collect();
             return Err(Error::config(full, short(value), format!("no such key; {hint}allowed: {}", names.join(", "))));
         };
         if let (toml::Value::Table(given), toml::Value::Table(known)) = (value, expected) {
@@ -82,6 +86,19 @@ fn explain(error: &toml::de::Error, table: &toml::Table) -> Error {
     Error::config(key, value, error.message().trim())
 }
 
+/// The value of a key; of a key of a list of tables (`task.kind`), the values of all.
 fn lookup(table: &toml::Table, key: &str) -> Option<toml::Value> {
-    key.split('.').try_fold(toml::Value::Table(table.clone()), |at, part| at.get(part).cloned())
+    key.split('.').try_fold(toml::Value::Table(table.clone()), |at, part| match at {
+        toml::Value::Array(tables) => {
+            Some(toml::Value::Array(tables.iter().filter_map(|table| table.get(part).cloned()).collect()))
+        }
+        at => at.get(part).cloned(),
+    })
+}
+
+/// toml's message on one line, with the place.
+fn no_toml(error: &toml::de::Error, text: &str) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let (line, column) = (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
+    format!("no TOML at line {line}, column {column}: {}", error.message().trim().replace('\n', "; "))
 }

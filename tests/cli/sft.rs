@@ -1,0 +1,83 @@
+//! `tidegate sft`: a warm start from nothing and from a folder.
+
+use crate::harness::{Ran, bundled_model, files, run, tidegate, workplace};
+use std::collections::BTreeSet;
+use std::fs;
+use tempfile::TempDir;
+
+const SPEC: &str = r#"
+steps = 2
+batch_size = 8
+[[task]]
+kind = "sorting"
+[model]
+hidden_size = 32
+intermediate_size = 64
+layers = 1
+heads = 2
+kv_heads = 1
+[generate]
+max_tokens = 24
+[eval]
+prompts = 8
+"#;
+
+fn sft_place() -> TempDir {
+    let dir = workplace();
+    fs::write(dir.path().join("sft.toml"), SPEC).unwrap();
+    dir
+}
+
+fn sft(dir: &TempDir, sets: &[&str]) -> Ran {
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    tidegate(dir.path(), &["sft", "sft.toml"].into_iter().chain(sets).collect::<Vec<_>>())
+}
+
+/// Catches a folder that is no model, a temporary one that stays, a model that did not learn.
+#[test]
+fn from_nothing_and_from_a_folder() {
+    let dir = sft_place();
+    let bundled = format!("model.path={}", bundled_model().display());
+    for (output, set) in [("new", "seed=2"), ("warm", bundled.as_str())] {
+        let ran = sft(&dir, &[&format!("output={output}"), set]).ok();
+        assert!(ran.out.starts_with(&format!("model    {output} (")), "{}", ran.out);
+        assert!(ran.out.contains("trained  2 steps of 8 pairs in "), "{}", ran.out);
+        assert!(ran.out.contains("\n sorting    8 "), "{}", ran.out);
+        let right = ["config.json", "model.safetensors", "sft.toml", "tokenizer.json", "tokenizer_config.json"];
+        assert_eq!(files(&dir.path().join(output)), BTreeSet::from(right.map(str::to_owned)));
+        let trained = run(&dir, &["steps=1", &format!("model.path={output}"), &format!("output=runs/{output}")]).ok();
+        assert!(trained.err.contains(&format!("\nmodel     {output}: ")), "{}", trained.err);
+    }
+    let weights = |folder: &std::path::Path| fs::read(folder.join("model.safetensors")).unwrap();
+    assert_ne!(weights(&dir.path().join("warm")), weights(&bundled_model()));
+    let left: BTreeSet<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, BTreeSet::from(["new", "runs", "sft.toml", "spec.toml", "warm"].map(Into::into)));
+}
+
+/// Catches a model that is written over.
+#[test]
+fn an_output_that_exists_is_refused() {
+    let dir = sft_place();
+    fs::create_dir(dir.path().join("taken")).unwrap();
+    sft(&dir, &["output=taken"]).refused(2, &["output = taken: exists already; choose another"]);
+}
+
+/// Catches a failed warm start that leaves a folder, so that the next one is told it exists; and a fault that is only found
+/// after the training.
+#[test]
+fn what_fails_leaves_no_model() {
+    let dir = sft_place();
+    fs::write(dir.path().join("p.jsonl"), "{\"prompt\": \"s:21=\", \"answer\": \"12\"}\n").unwrap();
+    for (set, code, says) in [
+        ("data.file=none.jsonl", 1, "none.jsonl: No such file"),
+        ("data.file=p.jsonl", 1, "p.jsonl: column completion: line 1: "),
+        ("eval.data.file=none.jsonl", 1, "none.jsonl: No such file"),
+        ("task=[]", 2, "task"),
+        ("learn.lrr=1", 2, "learn.lrr = 1: no such key; did you mean learn.lr?"),
+        ("model.path=nothing", 1, "nothing"),
+    ] {
+        sft(&dir, &["output=made", set]).refused(code, &[says]);
+        assert!(!dir.path().join("made").exists(), "{set}");
+    }
+    sft(&dir, &["output=made"]).ok();
+}

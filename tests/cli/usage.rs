@@ -1,0 +1,94 @@
+//! Wrong usage: the exit code, and one line that names the key, its value and what would be right.
+
+use crate::harness::{run, tidegate, workplace};
+use std::fs;
+
+/// Each of these once trained, hung, or failed with words that named nothing. Nothing may be left behind either: a refused
+/// run that claims a folder makes the next one `-2`.
+#[test]
+fn wrong_values_are_refused_by_key_value_and_what_is_right() {
+    let dir = workplace();
+    for (set, says) in [
+        ("learn.lrr=1", &["learn.lrr = 1: no such key; did you mean learn.lr? allowed: "][..]),
+        ("dta.file=a.jsonl", &["dta = ", "did you mean data? allowed: batch, data, "]),
+        ("eval.dat.file=1", &["eval.dat = ", "did you mean eval.data? allowed: data, prompts"]),
+        ("batch.batch_size=10", &["batch.batch_size = 10: ", "batch.group_size = 4", "8 or 12"]),
+        ("batch.batch_size=0", &["batch.batch_size = 0: ", "batch.group_size = 4"]),
+        ("batch.group_size=0", &["batch.group_size = 0: at least 1"]),
+        ("generate.top_p=0.9", &["generate.top_p = 0.9: training needs 1.0"]),
+        ("generate.top_k=5", &["generate.top_k = 5: training needs 0"]),
+        ("generate.temperature=0", &["generate.temperature = 0: a number above 0"]),
+        ("generate.max_tokens=256", &["generate.max_tokens = 256: ", "longest sequence, prompt included, is 256 tokens"]),
+        ("generate.max_tokens=0", &["generate.max_tokens = 0: at least 1"]),
+        ("generate.slots=3", &["generate.slots = 3: ", "batch.group_size = 4"]),
+        ("workers.learners=[0,1]", &["workers.learners = [0, 1]: ", "allowed: a list of one index"]),
+        ("workers.processes=2", &["workers.processes = 2: ", "allowed: 1"]),
+        ("workers.generators=[]", &["workers.generators = []: at least one"]),
+        ("workers.generators=[0,0]", &["workers.generators = [0, 0]: ", "list each once"]),
+        ("workers.learner_threads=0", &["workers.learner_threads = 0: at least 1"]),
+        ("learn.loss=grpo", &["learn.loss = \"grpo\": ", "`reinforce`, `ppo`"]),
+        ("learn.loss=supervised", &["learn.loss = supervised: ", "allowed: reinforce, ppo"]),
+        ("learn.loss={ppo={clip=0.2}}", &["learn.loss = ", "`clip`", "`clip_low` or `clip_high`"]),
+        ("learn.lr=nan", &["learn.lr = NaN: a number above 0"]),
+        ("learn.value_coef=-1", &["learn.value_coef = -1: a number from 0 up"]),
+        ("learn.grad_clip=-0.5", &["learn.grad_clip = -0.5: a number from 0 up"]),
+        ("learn.beta2=1", &["learn.beta2 = 1: ", "below 1"]),
+        ("learn.micro_batch_tokens=0", &["learn.micro_batch_tokens = 0: at least 1"]),
+        ("estimate.advantage=gae", &["estimate.advantage = \"gae\": ", "`leave_one_out`"]),
+        ("schedule.kind=asynchronous", &["schedule.kind = \"asynchronous\": ", "`pipeline`"]),
+        ("schedule.max_lag=-1", &["schedule.max_lag = -1: "]),
+        ("steps=0", &["steps = 0: at least 1"]),
+        ("steps=many", &["steps = \"many\": "]),
+        ("task=[]", &["data = ", "no prompts: ", "data.file", "[[task]]"]),
+        ("task=[{kind='sorting'},{kind='chess'}]", &["task.kind = [\"sorting\", \"chess\"]: ", "`chess`", "`expression`"]),
+        ("model.path=''", &["model.path = \"\": name a model's folder"]),
+        ("model.device=gpu", &["device = gpu: it must be cpu, cuda or cuda:N"]),
+        ("reward={kind='numeric',tolerance=-1}", &["reward.tolerance = -1: ", "from 0 up"]),
+        ("nonsense", &["--set = nonsense: expected key=value, for example "]),
+        ("steps.more=1", &["--set = steps.more=1: steps is not a table"]),
+    ] {
+        run(&dir, &[set]).refused(2, says);
+        assert!(!dir.path().join("runs").exists(), "{set} left something");
+    }
+}
+
+/// Catches a CUDA device that is taken where libtorch has none, and a message that does not say which one was asked for.
+#[test]
+fn a_device_that_is_not_there_is_refused() {
+    let dir = workplace();
+    // On a machine with fewer devices than this it is not there either.
+    let ran = tidegate(dir.path(), &["run", "spec.toml", "--device", "cuda:99"]);
+    ran.refused(2, &["device = cuda:99: "]);
+}
+
+/// Catches a missing file that is not named, and a spec whose fault has no place.
+#[test]
+fn files_that_are_not_there_or_not_right_are_named() {
+    let dir = workplace();
+    tidegate(dir.path(), &["run", "nothing.toml"]).refused(2, &["SPEC = nothing.toml: No such file"]);
+    fs::write(dir.path().join("bad.toml"), "steps = 3\n[learn]\nlr 3\n").unwrap();
+    let ran = tidegate(dir.path(), &["run", "bad.toml"]);
+    ran.refused(2, &["SPEC = bad.toml: no TOML at line 3, column 4: ", "expected `=`"]);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+    fs::write(dir.path().join("lrr.toml"), "steps = 3\n[learn]\nlrr = 3\n").unwrap();
+    tidegate(dir.path(), &["run", "lrr.toml"]).refused(2, &["learn.lrr = 3: ", "did you mean learn.lr?"]);
+    run(&dir, &["model.path=/nothing/here"]).refused(1, &["/nothing/here"]);
+    assert!(!dir.path().join("runs").exists());
+}
+
+/// Catches a program that trains although it was called wrongly, and help that goes where errors go.
+#[test]
+fn calls_without_sense() {
+    let dir = workplace();
+    for args in [&[][..], &["fly"], &["run"], &["run", "spec.toml", "--sett", "steps=1"], &["replay"], &["sft"]] {
+        let ran = tidegate(dir.path(), args);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}");
+        assert!(ran.err.contains("Usage: tidegate"), "{}", ran.err);
+    }
+    let help = tidegate(dir.path(), &["--help"]).ok();
+    for command in ["run", "replay", "analyze", "sft"] {
+        assert!(help.out.contains(&format!("\n  {command} ")), "{}", help.out);
+        assert!(tidegate(dir.path(), &[command, "--help"]).ok().out.contains(&format!("Usage: tidegate {command} ")));
+    }
+    assert!(tidegate(dir.path(), &["--version"]).ok().out.starts_with("tidegate "));
+}
