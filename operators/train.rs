@@ -36,6 +36,11 @@ pub trait Learner {
     /// Whatever the device says.
     fn work(&mut self) -> Result<Option<Trained>, Fault>;
 
+    /// The batch of a step that failed, whole, for the log; empty where nothing is left of it.
+    fn abandon(&mut self) -> Vec<Rollout> {
+        Vec::new()
+    }
+
     /// An immutable snapshot of the newest weights.
     ///
     /// # Errors
@@ -263,7 +268,7 @@ impl<L: Learner> Train<L> {
         } else {
             self.choose(&mut learner)
         };
-        // After a fault the learner is let go: what it had of a step is lost, what waits is not.
+        // After a fault the learner is let go; what it had of a step goes to the log with what waits.
         match alarm.check(next) {
             Some(next) => {
                 self.learner = Some(learner);
@@ -271,6 +276,7 @@ impl<L: Learner> Train<L> {
             }
             None => {
                 self.open = None;
+                self.discarded.extend(guarded("train", || Ok(learner.abandon())).unwrap_or_default());
                 Next::Wait
             }
         }

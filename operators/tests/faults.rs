@@ -178,6 +178,19 @@ impl Learner for Lossy {
     }
 }
 
+/// Catches a step that fails and takes its batch with it: the rows that show why are in the log's tail.
+#[test]
+fn the_batch_of_a_failed_step_is_kept() {
+    for call in [Call::Begin, Call::Work] {
+        let world = World { trouble: Some((call, 0, Trouble::Error)), ..World::default() };
+        let outcome = run(&plan(3, 2, 2, 1), &world, 1, &Halt::default(), |_, _| {});
+        let tail = outcome.sealed.last().expect("a tail");
+        let of_batch = tail.rollouts.iter().filter(|rollout| !rollout.advantage.is_empty());
+        assert!(tail.metrics.is_none() && of_batch.count() >= 4, "{call:?}: {} rows", tail.rollouts.len());
+        assert!(tail.rollouts.iter().all(|rollout| rollout.status == Status::Waiting));
+    }
+}
+
 /// Catches rows that vanish in the learner.
 #[test]
 fn a_learner_that_loses_rollouts_is_a_fault() {

@@ -164,6 +164,10 @@ impl Learner for Keeping {
         self.learner.work()
     }
 
+    fn abandon(&mut self) -> Vec<Rollout> {
+        self.learner.abandon()
+    }
+
     fn weights(&mut self) -> Result<Snapshot, Fault> {
         let weights = self.learner.weights()?;
         *self.newest.0.lock().unwrap_or_else(PoisonError::into_inner) = (self.learner.version(), Some(weights.clone()));

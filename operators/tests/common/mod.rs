@@ -256,10 +256,13 @@ impl Learner for FakeLearner {
     type Weights = u64;
 
     fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
-        self.world.call(Call::Begin)?;
         self.left = self.world.pieces;
         self.open = Some((step, batch));
-        Ok(())
+        self.world.call(Call::Begin)
+    }
+
+    fn abandon(&mut self) -> Vec<Rollout> {
+        self.open.take().map(|(_, batch)| batch).unwrap_or_default()
     }
 
     fn work(&mut self) -> Result<Option<Trained>, Fault> {

@@ -8,10 +8,14 @@ use crate::engine::torch::model::KeysAndValues;
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
 
-/// Per layer, keys and values `[slots, kv_heads, max_len, head_dim]`.
+/// Per layer, keys and values `[slots, kv_heads, length, head_dim]`, where `length` grows with the longest sequence: a model that
+/// takes 128k tokens costs what its rollouts have, not what they might.
 pub struct Cache {
     keys: Vec<Tensor>,
     values: Vec<Tensor>,
+    /// Positions that there is room for, and the most there may be.
+    length: i64,
+    max_len: i64,
     /// `[max(slots, max_len)]`: 0, 1, 2, ...
     counting: Tensor,
     /// `[1]`: minus infinity and zero, what the mask is made of.
@@ -19,6 +23,9 @@ pub struct Cache {
     shown: Tensor,
     step: Step,
 }
+
+/// Positions a slot has room for at first.
+const FIRST_LENGTH: i64 = 128;
 
 /// What one decode step works on.
 struct Step {
@@ -38,7 +45,8 @@ impl Cache {
     /// # Errors
     /// Not enough memory.
     pub fn new(config: &Config, slots: i64, max_len: i64, device: Device) -> Result<Cache> {
-        let shape = [slots, config.num_key_value_heads, max_len, config.head_dim];
+        let length = FIRST_LENGTH.min(max_len);
+        let shape = [slots, config.num_key_value_heads, length, config.head_dim];
         let options = (Kind::Float, device);
         let layers = || (0..config.num_hidden_layers).map(|_| Ok(Tensor::f_zeros(shape, options)?)).collect::<Result<_>>();
         let constant = |x: f64| Tensor::f_full([1], x, options);
@@ -46,6 +54,8 @@ impl Cache {
         Ok(Cache {
             keys: layers()?,
             values: layers()?,
+            length,
+            max_len,
             counting: Tensor::f_arange(slots.max(max_len), (Kind::Int64, device))?,
             hidden: constant(f64::NEG_INFINITY)?,
             shown: constant(0.0)?,
@@ -53,11 +63,30 @@ impl Cache {
         })
     }
 
+    /// Makes room for `length` positions a slot: at least twice what there was, so that growing costs little in the end.
+    fn grow(&mut self, length: i64) -> Result<()> {
+        if length <= self.length {
+            return Ok(());
+        }
+        let length = length.max(2 * self.length).min(self.max_len.max(length));
+        for cache in self.keys.iter_mut().chain(&mut self.values) {
+            let (slots, heads, old, dim) = cache.size4()?;
+            let larger = Tensor::f_zeros([slots, heads, length, dim], (cache.kind(), cache.device()))?;
+            larger.f_narrow(2, 0, old)?.f_copy_(cache)?;
+            *cache = larger;
+        }
+        self.length = length;
+        Ok(())
+    }
+
     /// Puts a prompt's keys and values (one pair a layer, `[kv_heads, t, head_dim]`) at the start of `slot`.
     ///
     /// # Errors
     /// Whatever libtorch says.
     pub fn fill(&mut self, slot: i64, prefix: &[(Tensor, Tensor)]) -> Result<()> {
+        if let Some((keys, _)) = prefix.first() {
+            self.grow(keys.size3()?.1 + 1)?;
+        }
         for (l, (keys, values)) in prefix.iter().enumerate() {
             for (cache, new) in [(&self.keys[l], keys), (&self.values[l], values)] {
                 cache.f_select(0, slot)?.f_narrow(1, 0, new.size3()?.1)?.f_copy_(new)?;
@@ -73,6 +102,7 @@ impl Cache {
     /// Whatever libtorch says.
     pub fn open(&mut self, positions: &Tensor, longest: i64) -> Result<()> {
         let (rows, length) = (positions.size1()?, longest + 1);
+        self.grow(length)?;
         let later = self.counting.f_narrow(0, 0, length)?.f_gt_tensor(&positions.f_unsqueeze(1)?)?;
         let mask = self.hidden.f_where_self(&later, &self.shown)?.f_view([rows, 1, 1, length])?;
         let slots = self.counting.f_narrow(0, 0, rows)?;
@@ -93,5 +123,28 @@ impl KeysAndValues for Cache {
 
     fn mask(&self) -> &Tensor {
         &self.step.mask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::torch::config::{Family, tests::tiny};
+
+    /// Catches a cache that takes at once what the longest sequence of a long model would need, and one that loses keys when
+    /// it grows.
+    #[test]
+    fn memory_follows_the_longest_sequence() {
+        let config = tiny(Family::Llama);
+        let mut cache = Cache::new(&config, 3, 1 << 20, Device::Cpu).unwrap();
+        assert_eq!(cache.keys[0].size()[2], FIRST_LENGTH);
+        let prefix = Tensor::rand([config.num_key_value_heads, 100, config.head_dim], (Kind::Float, Device::Cpu));
+        let layers = (0..config.num_hidden_layers).map(|_| (prefix.shallow_clone(), prefix.shallow_clone()));
+        cache.fill(2, &layers.collect::<Vec<_>>()).unwrap();
+        cache.open(&Tensor::from_slice(&[5_i64, 6, 300]), 300).unwrap();
+        assert_eq!(cache.values[1].size()[2], 301);
+        assert!(cache.keys[1].select(0, 2).narrow(1, 0, 100).equal(&prefix));
+        cache.open(&Tensor::from_slice(&[5_i64, 6, 301]), 301).unwrap();
+        assert_eq!(cache.values[1].size()[2], 602);
     }
 }

@@ -40,7 +40,7 @@ pub struct Loaded {
     pub layout: Layout,
     /// `[layout.total]`, f32, on the CPU.
     pub flat: Tensor,
-    /// BLAKE3 (16 hexadecimal digits) over the configuration and every tensor's hash.
+    /// BLAKE3 (16 hexadecimal digits) over the configuration and every tensor's hash, the value head's left out.
     pub model_hash: String,
 }
 
@@ -73,7 +73,10 @@ pub fn load(folder: &Path, value_head: ValueHead) -> Result<Loaded> {
             return Err(Error::file(path, format!("tensor {name} is missing")));
         }
     }
-    let model_hash = model_hash(&config, &hashes(&flat, &layout)?);
+    // A critic comes and goes with the specification; the model is the same.
+    let mut hashes = hashes(&flat, &layout)?;
+    hashes.retain(|(name, _)| !name.starts_with("value_head."));
+    let model_hash = model_hash(&config, &hashes);
     Ok(Loaded { config, layout, flat, model_hash })
 }
 

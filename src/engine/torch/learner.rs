@@ -35,6 +35,8 @@ pub struct TorchLearner {
     gradient: Gradient,
     optimizer: AdamW,
     open: Option<Open>,
+    /// The batch of a step that failed.
+    failed: Vec<Rollout>,
 }
 
 /// A step that has begun.
@@ -83,8 +85,21 @@ impl TorchLearner {
         let (gradient, leaves) = Gradient::with_leaves(&layout, &flat)?;
         let model = Model::new(&config, &layout, leaves)?;
         let optimizer = AdamW::new(&flat, &learning)?;
-        let open = None;
-        Ok(TorchLearner { config, layout, learning, temperature, steps, version, flat, model, gradient, optimizer, open })
+        let (open, failed) = (None, Vec::new());
+        Ok(TorchLearner {
+            config,
+            layout,
+            learning,
+            temperature,
+            steps,
+            version,
+            flat,
+            model,
+            gradient,
+            optimizer,
+            open,
+            failed,
+        })
     }
 
     /// The newest weights, `[layout.total]` f32 on the learner's device. The next step changes them in place.
@@ -150,7 +165,7 @@ impl TorchLearner {
     }
 
     /// Plans the step: weights over the whole batch, then micro-batches of what has a gradient.
-    fn opened(&self, step: Step, batch: Vec<Rollout>) -> Result<Open, Fault> {
+    fn planned(&self, batch: &[Rollout]) -> Result<(Vec<f32>, Plan), Fault> {
         let masks: Vec<&[bool]> = batch.iter().map(|r| if r.trainable() { r.mask.as_slice() } else { &[] }).collect();
         let weights = token_weights(self.learning.aggregation, &masks);
         let trained: Vec<usize> = (0..batch.len()).filter(|&i| masks[i].contains(&true)).collect();
@@ -158,7 +173,7 @@ impl TorchLearner {
         let lengths: Vec<usize> = trained.iter().map(|&i| input_length(&batch[i])).collect();
         let mut plan = plan(&lengths, self.learning.micro_batch_tokens);
         plan.micro_batches.iter_mut().flatten().for_each(|i| *i = trained[*i]);
-        Ok(Open { step, batch, weights, plan, done: 0, tally: Tally::default(), torch_ns: 0 })
+        Ok((weights, plan))
     }
 
     /// Adds one micro-batch to the gradient.
@@ -190,8 +205,9 @@ impl TorchLearner {
     }
 
     /// Clips, updates, measures.
-    fn update(&mut self, open: Open) -> Result<Trained> {
-        let Open { step, mut batch, plan, tally, torch_ns, .. } = open;
+    fn update(&mut self, open: &mut Open) -> Result<Metrics> {
+        let Open { step, batch, plan, tally, torch_ns, .. } = open;
+        let (step, torch_ns) = (*step, *torch_ns);
         let started = thread_ns();
         let mut metrics = Metrics { step, slots: plan.slots, ..tally.metrics(&self.learning) };
         metrics.lr = self.learning.lr_at(step, self.steps);
@@ -207,7 +223,16 @@ impl TorchLearner {
         self.version = step;
         metrics.weights = hashes(&self.flat, &self.layout)?;
         batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
-        Ok(Trained { batch, metrics })
+        Ok(metrics)
+    }
+
+    /// One piece of the open step: None while there is more to do.
+    fn piece(&mut self, open: &mut Open) -> Result<Option<Metrics>> {
+        if open.done == open.plan.micro_batches.len() {
+            return self.update(open).map(Some);
+        }
+        self.micro_batch(open)?;
+        Ok(None)
     }
 }
 
@@ -221,20 +246,33 @@ impl Learner for TorchLearner {
             let state = if self.open.is_some() { "in the middle of a step" } else { "between steps" };
             return Err(fault(format!("step {step} cannot begin at version {}, {state}", self.version)));
         }
-        let open = self.opened(step, batch)?;
-        self.gradient.clear().map_err(fault)?;
-        self.open = Some(open);
-        Ok(())
+        match self.planned(&batch).and_then(|planned| self.gradient.clear().map(|()| planned).map_err(fault)) {
+            Ok((weights, plan)) => {
+                self.open = Some(Open { step, batch, weights, plan, done: 0, tally: Tally::default(), torch_ns: 0 });
+                Ok(())
+            }
+            Err(fault) => {
+                self.failed = batch;
+                Err(fault)
+            }
+        }
     }
 
     fn work(&mut self) -> Result<Option<Trained>, Fault> {
         let Some(mut open) = self.open.take() else { return Err(fault("no step has begun")) };
-        if open.done == open.plan.micro_batches.len() {
-            return self.update(open).map(Some).map_err(fault);
+        match self.piece(&mut open) {
+            Ok(Some(metrics)) => return Ok(Some(Trained { batch: open.batch, metrics })),
+            Ok(None) => self.open = Some(open),
+            Err(error) => {
+                self.failed = open.batch;
+                return Err(fault(error));
+            }
         }
-        self.micro_batch(&mut open).map_err(fault)?;
-        self.open = Some(open);
         Ok(None)
+    }
+
+    fn abandon(&mut self) -> Vec<Rollout> {
+        std::mem::take(&mut self.failed)
     }
 
     fn weights(&mut self) -> Result<Snapshot, Fault> {
