@@ -37,8 +37,8 @@ fn check(step: Step, rollout: &Rollout, bound: Option<u64>) -> Result<(), Fault>
 pub fn mark_trained(batch: &mut [Rollout]) {
     let now = now_ns();
     for rollout in batch {
+        rollout.trained_ns = now;
         if rollout.trainable() {
-            rollout.trained_ns = now;
             rollout.status = Status::Trained;
         }
     }

@@ -63,6 +63,10 @@ pub fn replay(options: &Options) -> Result<()> {
         }
     }
     let spec = Spec::from_text(&footer.info.spec, &options.sets)?;
+    if spec.has_critic() && !Spec::from_text(&footer.info.spec, &[])?.has_critic() {
+        let why = "the run had no critic, so its rollouts have no values to replay with; allowed: 0";
+        return Err(Error::config("learn.value_coef", spec.learn.value_coef, why));
+    }
     let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
     let policy = Policy::load(&spec.model.path, &spec.model.device, head)?;
     if options.identity == Identity::Required {

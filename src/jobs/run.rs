@@ -43,15 +43,7 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     if let Some(weights) = &outcome.weights {
         policy.set_weights(weights);
     }
-    let checkpoint = folder.checkpoint(outcome.version);
-    // A checkpoint ahead of the log would be one that the log cannot explain.
-    let sealed = outcome.metrics.last().map_or(0, |m| m.step);
-    let saved = if sealed == outcome.version {
-        policy.save(&checkpoint)
-    } else {
-        Err(Error::file(checkpoint, format!("not written: the log ends at step {sealed}")))
-    };
-    let saved = saved.and(write_metrics(&folder));
+    let saved = policy.save(&folder.checkpoint(outcome.version)).and_then(|()| write_metrics(&folder));
     if let Some((fault, others)) = outcome.faults.split_first() {
         others.iter().for_each(|other| say(format_args!("also: {other}")));
         saved.err().into_iter().for_each(|error| say(format_args!("also: {error}")));

@@ -13,7 +13,7 @@ use crate::spec::Spec;
 use crate::store::{FooterInfo, ParquetLog, RunFolder};
 use crate::tasks::reward::Reward;
 use crate::tasks::source;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -40,7 +40,7 @@ pub struct Outcome {
     /// Rollouts that were sealed and not trained, by status.
     pub not_trained: BTreeMap<String, u64>,
     pub faults: Vec<Fault>,
-    /// The newest weights, and their version.
+    /// The last sealed step, and the weights after it.
     pub weights: Option<Snapshot>,
     pub version: Version,
     pub seconds: f64,
@@ -99,7 +99,9 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
     progress.finish();
 
     let sealed = std::mem::take(&mut *sealed.lock().unwrap_or_else(PoisonError::into_inner));
-    let (version, weights) = newest.take();
+    // A checkpoint ahead of the log would be one that the log cannot explain.
+    let version = sealed.metrics.last().map_or(plan.start, |m| m.step);
+    let weights = newest.take(version);
     let learner_torch: u64 = sealed.metrics.iter().map(|m| m.torch_ns).sum();
     let generator_torch = counters.torch_ns.load(Ordering::Relaxed);
     let apart = !plan.generators.contains(&plan.learner);
@@ -137,17 +139,30 @@ fn outside(times: &[WorkerTime], workers: &[usize], torch_ns: u64) -> Option<f64
     Some(processor.saturating_sub(torch_ns) as f64 / wall.max(1) as f64)
 }
 
-/// The newest weights that the learner gave.
+/// The newest weights that the learner gave: a few versions, since the log may be a step behind.
 #[derive(Clone, Default)]
-struct Newest(Arc<Mutex<(Version, Option<Snapshot>)>>);
+struct Newest(Arc<Mutex<VecDeque<(Version, Snapshot)>>>);
+
+/// Versions kept.
+const KEPT: usize = 3;
 
 impl Newest {
-    fn take(&self) -> (Version, Option<Snapshot>) {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn put(&self, version: Version, weights: Snapshot) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back((version, weights));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+    }
+
+    /// The weights after step `version`.
+    fn take(&self, version: Version) -> Option<Snapshot> {
+        let kept = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        kept.into_iter().find(|(of, _)| *of == version).map(|(_, weights)| weights)
     }
 }
 
-/// A learner whose newest snapshot outlives its worker.
+/// A learner whose newest snapshots outlive its worker.
 struct Keeping {
     learner: TorchLearner,
     newest: Newest,
@@ -170,7 +185,7 @@ impl Learner for Keeping {
 
     fn weights(&mut self) -> Result<Snapshot, Fault> {
         let weights = self.learner.weights()?;
-        *self.newest.0.lock().unwrap_or_else(PoisonError::into_inner) = (self.learner.version(), Some(weights.clone()));
+        self.newest.put(self.learner.version(), weights.clone());
         Ok(weights)
     }
 }

@@ -64,10 +64,13 @@ fn what_is_saved_loads_the_same() {
         assert!(other.join("tokenizer.json").exists());
         assert_eq!(load(&other, ValueHead::Present).unwrap().model_hash, loaded.model_hash);
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 2);
-        // Without the critic the model is another one, of the same tensors.
+        // Without the critic the model is the same one.
         let plain = load(&other, ValueHead::None).unwrap();
         assert_eq!(plain.layout.entries.len() + 2, layout.entries.len());
-        assert_ne!(plain.model_hash, loaded.model_hash);
+        assert_eq!(plain.model_hash, loaded.model_hash);
+        let other_weights = init(&layout, 9).unwrap();
+        save(&base.path().join("third"), &config, &layout, &other_weights, None).unwrap();
+        assert_ne!(load(&base.path().join("third"), ValueHead::None).unwrap().model_hash, loaded.model_hash);
         fs::remove_file(other.join(VALUE_HEAD)).unwrap();
         let fresh = load(&other, ValueHead::Present).unwrap();
         let head = fresh.layout.views(&fresh.flat).unwrap().pop().unwrap();
