@@ -121,7 +121,9 @@ fn a_taken_output_gets_a_number() {
         assert!(ran.err.contains("\nstep    1/1  reward "), "{}", ran.err);
     }
     for name in ["a", "a-2", "a-3", "a-4"] {
-        assert!(RunFolder::view(dir.path().join(name)).is_ok(), "{name}");
+        let spec = fs::read_to_string(RunFolder::view(dir.path().join(name)).unwrap().spec()).unwrap();
+        let said = spec.parse::<toml::Table>().unwrap()["output"].as_str().unwrap().to_owned();
+        assert!(Path::new(&said).ends_with(name), "{said} is not {name}");
     }
     assert!(!dir.path().join("a/-2").exists());
     let mut beside = dir.path().canonicalize().unwrap().into_os_string();

@@ -24,7 +24,7 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("workers.learners=[0,1]", &["workers.learners = [0, 1]: ", "allowed: a list of one index"]),
         ("workers.processes=2", &["workers.processes = 2: ", "allowed: 1"]),
         ("workers.generators=[]", &["workers.generators = []: at least one"]),
-        ("workers.generators=[0,0]", &["workers.generators = [0, 0]: ", "list each once"]),
+        ("workers.generators=[0,0]", &["workers.generators = ", " once"]),
         ("workers.learner_threads=0", &["workers.learner_threads = 0: at least 1"]),
         ("learn.loss=grpo", &["learn.loss = \"grpo\": ", "`reinforce`, `ppo`"]),
         ("learn.loss=supervised", &["learn.loss = supervised: ", "allowed: reinforce, ppo"]),
