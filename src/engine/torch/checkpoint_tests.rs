@@ -71,6 +71,7 @@ fn what_is_saved_loads_the_same() {
         let other_weights = init(&layout, 9).unwrap();
         save(&base.path().join("third"), &config, &layout, &other_weights, None).unwrap();
         assert_ne!(load(&base.path().join("third"), ValueHead::None).unwrap().model_hash, loaded.model_hash);
+        fs::remove_dir_all(base.path().join("third")).unwrap();
         fs::remove_file(other.join(VALUE_HEAD)).unwrap();
         let fresh = load(&other, ValueHead::Present).unwrap();
         let head = fresh.layout.views(&fresh.flat).unwrap().pop().unwrap();
