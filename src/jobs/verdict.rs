@@ -102,7 +102,7 @@ impl Verdict {
     /// Prints what it came to on stdout.
     ///
     /// # Errors
-    /// As [`print`].
+    /// As [`print()`].
     pub fn print(&self, output: Output, run: &Path) -> Result<()> {
         match (output, self) {
             (Output::Json, verdict) => print(serde_json::to_string(verdict).unwrap_or_default()),
