@@ -6,7 +6,7 @@
 //! A slip forgets a carry.
 
 use super::draw::Draw;
-use super::generated::{Example, Slips};
+use super::example::{Example, Slips};
 use std::fmt::Write;
 
 /// Fewest and most digits of a number that a spec may ask for, and what it gets by default.

@@ -8,7 +8,7 @@
 //! A slip makes a difference one too large.
 
 use super::draw::Draw;
-use super::generated::{Example, Slips};
+use super::example::{Example, Slips};
 use std::fmt::Write;
 
 /// Fewest and most operations that a spec may ask for, and what it gets by default.

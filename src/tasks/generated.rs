@@ -20,33 +20,6 @@ pub const HELD_OUT_SHARE: u64 = 16;
 /// The seed of the held-out items: not the run's, so that runs with different seeds are compared on the same prompts.
 const HELD_OUT_SEED: u64 = 0;
 
-/// A generated prompt and how it is answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Example {
-    pub prompt: String,
-    /// The full answer, steps included, without an end-of-sequence token.
-    pub completion: String,
-    /// The final answer alone.
-    pub answer: String,
-}
-
-/// How often the worked answers of a task make its typical mistake, for warm starts that imitate an imperfect teacher. Prompts and
-/// answers stay right.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slips {
-    /// Share of the places where the mistake can be made, 0..=1.
-    pub rate: f64,
-}
-
-impl Slips {
-    pub const NONE: Slips = Slips { rate: 0.0 };
-
-    /// Whether it happens here. A rate of 0 draws nothing.
-    pub fn happens(self, draw: &mut Draw) -> bool {
-        self.rate > 0.0 && draw.unit() < self.rate
-    }
-}
-
 /// A task that tidegate makes itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -6,13 +6,14 @@
 //! | [`item`] | one task text with its answer: what every source gives |
 //! | [`source`] | a run's prompts in their order, and the cursor to go on from |
 //! | [`generated`] | tasks made here, in a training and a held-out half |
-//! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long |
+//! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long; [`example`] what each gives |
 //! | [`prompts`], [`jsonl`], [`template`] | data sets of others: rows, JSON Lines, chat templates |
 //! | [`reward`], [`number`], [`shaping`] | what a completion is worth |
 //! | [`draw`], [`shuffle`] | deterministic randomness |
 
 pub mod addition;
 pub mod draw;
+pub mod example;
 pub mod expression;
 pub mod generated;
 pub mod item;

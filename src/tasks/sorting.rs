@@ -3,7 +3,7 @@
 //! A slip swaps the last two digits.
 
 use super::draw::Draw;
-use super::generated::{Example, Slips};
+use super::example::{Example, Slips};
 
 /// Fewest and most digits that a spec may ask for, and what it gets by default.
 pub const SIZES: (u32, u32) = (2, 32);
