@@ -5,6 +5,7 @@
 //! other tasks of the mix, no held-out text is ever a training text.
 
 use super::draw::{Draw, text_hash};
+use super::example::{Example, Slips};
 use super::item::Item;
 use super::spec::TaskSpec;
 use super::{addition, expression, sorting};
