@@ -66,7 +66,7 @@ impl GroupEstimator {
     }
 
     /// Ends a run whose prompts teach nothing any more: it would sample for ever and never take a step.
-    fn count(&mut self, reason: Option<&Reason>) -> Result<(), Fault> {
+    fn count(&mut self, reason: Option<&Reason>, rollouts: &[Rollout]) -> Result<(), Fault> {
         let Some(reason) = reason else {
             self.discarded = 0;
             return Ok(());
@@ -75,9 +75,14 @@ impl GroupEstimator {
         if self.discarded != self.discard_limit {
             return Ok(());
         }
+        let why = rollouts.iter().find_map(|rollout| rollout.reward_error.clone());
+        let cure = match (reason, why) {
+            (Reason::ZeroVariance, _) => "are the prompts all solved, or none? estimate.zero_variance = \"keep\" trains them".into(),
+            (_, Some(why)) => why,
+            _ => "estimate.discard_limit says how many are too many".to_owned(),
+        };
         let what = format!("{} groups in a row were discarded, the last one as {reason}", self.discarded);
-        let cure = "are the prompts all solved, or none? (estimate.discard_limit, estimate.zero_variance)";
-        Err(Fault::new("estimate", format!("{what}; {cure}")))
+        Err(Fault::new("estimate", format!("{what}: {cure}")))
     }
 
     fn advantages(&self, rollouts: &mut [Rollout]) -> Option<Reason> {
@@ -117,7 +122,7 @@ impl GroupEstimator {
 impl Estimator for GroupEstimator {
     fn estimate(&mut self, rollouts: &mut [Rollout]) -> Result<Option<Reason>, Fault> {
         let reason = self.advantages(rollouts);
-        self.count(reason.as_ref())?;
+        self.count(reason.as_ref(), rollouts)?;
         Ok(reason)
     }
 }
