@@ -108,7 +108,7 @@ fn silent_discards_are_caught_in_admission_order() {
     assert_eq!(failure(Reading::SilentDiscards, one), Failure::Stuck);
 }
 
-/// One trainer's share is discarded, and the other gets the replacement.
+/// One learner's share is discarded, and the other gets the replacement.
 #[test]
 fn two_selectors_are_caught() {
     let two = |i| Instance { batch: 2, max_lag: 0, start: 0, prompts: 100, discards: 50, ..i };

@@ -107,7 +107,7 @@ impl Progress {
             "rollouts"
         };
         let line = format!(
-            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  trainer waits for {waits}",
+            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {waits}",
             m.reward,
             m.lag_mean,
             state.lag_max,

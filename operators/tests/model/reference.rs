@@ -29,7 +29,7 @@ pub enum Reading {
     Uncapped,
     /// The selector is not told of discards.
     SilentDiscards,
-    /// Two trainers choose half a batch each, from what comes to them.
+    /// Two learners choose half a batch each, from what comes to them.
     TwoSelectors,
     /// On a resume, what the runs before trained is not counted.
     CountersFromZero,
