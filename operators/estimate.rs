@@ -107,18 +107,16 @@ pub fn estimate<'scope, E: Estimator + 'static>(
             }
             let mut groups = groups_out.activate();
             let start = Instant::now();
-            while !broken
-                && start.elapsed() < QUANTUM
-                && let Some((capability, group)) = complete.pop_front()
+            while start.elapsed() < QUANTUM
+                && let Some((capability, mut rollouts)) = complete.pop_front()
             {
-                match alarm.check(estimate_one(estimator.as_mut(), group, worker)) {
-                    Some(estimated) => groups.session(&capability).give(estimated),
-                    None => broken = true,
-                }
-            }
-            if broken {
-                complete.clear();
-                partial.clear();
+                rollouts.sort_unstable_by_key(|rollout| rollout.sample);
+                // After a fault groups pass as they are: no step starts any more, and the log keeps them as waiting.
+                let result = (!broken).then(|| alarm.check(estimate_one(estimator.as_mut(), &mut rollouts, worker)));
+                broken = !matches!(result, Some(Some(_)));
+                let discarded = result.flatten().flatten();
+                let group = Arc::clone(&rollouts[0].group);
+                groups.session(&capability).give(Estimated { group, rollouts, discarded });
             }
             if !complete.is_empty() {
                 wake.now();
@@ -130,20 +128,18 @@ pub fn estimate<'scope, E: Estimator + 'static>(
     Estimates { groups, faults }
 }
 
+/// Why no step may use the group, if so.
 fn estimate_one<E: Estimator>(
     estimator: Option<&mut E>,
-    mut rollouts: Vec<Rollout>,
+    rollouts: &mut [Rollout],
     worker: usize,
-) -> Result<Estimated, Fault> {
+) -> Result<Option<Reason>, Fault> {
     let missing = || Fault::new("estimate", format!("worker {worker} generates, but was given no estimator"));
     let estimator = estimator.ok_or_else(missing)?;
-    rollouts.sort_unstable_by_key(|rollout| rollout.sample);
-    let discarded = guarded("estimate", || estimator.estimate(&mut rollouts))?;
+    let discarded = guarded("estimate", || estimator.estimate(rollouts))?;
     // A group of which nothing is left to train is discarded, for the reason of its first rollout.
-    let discarded = discarded.or_else(|| match &rollouts.first()?.status {
+    Ok(discarded.or_else(|| match &rollouts.first()?.status {
         Status::Discarded(reason) if !rollouts.iter().any(Rollout::trainable) => Some(reason.clone()),
         _ => None,
-    });
-    let group = Arc::clone(&rollouts[0].group);
-    Ok(Estimated { group, rollouts, discarded })
+    }))
 }

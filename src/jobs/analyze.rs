@@ -17,7 +17,7 @@ pub use report::{Interval, LagRow, Report, RunReport};
 use crate::error::{Error, Result};
 use crate::jobs::Output;
 use crate::store::layout::LogFile;
-use crate::store::{RunFolder, read_step};
+use crate::store::{RunFolder, StepFile, read_step};
 use collect::{Collector, Source};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ fn report_run(run: &Path, skip_bad: SkipBad) -> Result<RunReport> {
     let files = files(run)?;
     let mut collector = Collector::new(run);
     for (index, (path, source)) in files.iter().enumerate() {
-        match read_step(path) {
+        match read_step(path).and_then(|file| named(file, path)) {
             Ok(file) => collector.file(file, *source, index, files.len()),
             Err(error @ (Error::File { .. } | Error::Column { .. })) if skip_bad == SkipBad::Yes => {
                 collector.skip(path, &error)
@@ -75,6 +75,17 @@ fn report_run(run: &Path, skip_bad: SkipBad) -> Result<RunReport> {
         }
     }
     Ok(collector.finish())
+}
+
+/// A file must be of the step that its name says: a copy under another name would count twice.
+fn named(file: StepFile, path: &Path) -> Result<StepFile> {
+    let name = path.file_name().and_then(|name| LogFile::from_name(&name.to_string_lossy()));
+    match name {
+        Some(LogFile::Step(step) | LogFile::Tail(step)) if step != file.footer.step => {
+            Err(Error::file(path, format!("its footer says that it is of step {}", file.footer.step)))
+        }
+        _ => Ok(file),
+    }
 }
 
 /// Files of the log in step order, and which of their rows count.

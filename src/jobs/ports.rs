@@ -77,7 +77,9 @@ impl GroupEstimator {
         }
         let why = rollouts.iter().find_map(|rollout| rollout.reward_error.clone());
         let cure = match (reason, why) {
-            (Reason::ZeroVariance, _) => "are the prompts all solved, or none? estimate.zero_variance = \"keep\" trains them".into(),
+            (Reason::ZeroVariance, _) => {
+                "are the prompts all solved, or none? estimate.zero_variance = \"keep\" trains them".into()
+            }
             (_, Some(why)) => why,
             _ => "estimate.discard_limit says how many are too many".to_owned(),
         };

@@ -35,6 +35,11 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     spec.output = folder.path().to_owned();
     folder.write_spec(&spec.to_text())?;
     say(plan(&spec, &policy));
+    if spec.batch.group_size == 1 && !spec.has_critic() {
+        say(
+            "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",
+        );
+    }
 
     let interrupt = signals::halt_on_signals()?;
     let before = evaluations("before", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
@@ -43,14 +48,18 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     if let Some(weights) = &outcome.weights {
         policy.set_weights(weights);
     }
-    let saved = policy.save(&folder.checkpoint(outcome.version)).and_then(|()| write_metrics(&folder));
+    let saved = policy.save(&folder.checkpoint(outcome.version));
+    let saved = write_metrics(&folder).and(saved);
     if let Some((fault, others)) = outcome.faults.split_first() {
         others.iter().for_each(|other| say(format_args!("also: {other}")));
         saved.err().into_iter().for_each(|error| say(format_args!("also: {error}")));
         say(format_args!("{} steps are sealed in {}", outcome.metrics.len(), folder.path().display()));
         return Err(Error::Fault(fault.clone()));
     }
-    saved?;
+    if let Err(error) = saved {
+        say(format_args!("{} steps are sealed in {}", outcome.metrics.len(), folder.path().display()));
+        return Err(error);
+    }
     let after = evaluations("after", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
     let summary = Summary::new(&spec, &outcome, before, after);
     match output {
@@ -83,8 +92,14 @@ fn claim(spec: &Spec) -> Result<RunFolder> {
         name.push(format!("-{n}"));
         base.with_file_name(name)
     };
-    let free = (1..10_000).map(name).find(|path| !path.exists()).unwrap_or_else(|| spec.output.clone());
-    RunFolder::create(free)
+    for path in (1..10_000).map(name).filter(|path| !path.exists()) {
+        match RunFolder::create(&path) {
+            // Another run took it in between.
+            Err(_) if path.join("rollouts").exists() => {}
+            claimed => return claimed,
+        }
+    }
+    Err(Error::config("output", spec.output.display(), "taken, and so are the names numbered from it"))
 }
 
 /// What the run will do, in a few lines.
@@ -131,7 +146,7 @@ fn evaluations(
     if items.is_empty() {
         return Ok(None);
     }
-    device::set_threads(spec.workers.generator_threads + spec.workers.learner_threads);
+    device::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));
     let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, reward, mode, spec.seed, halt) };
     let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
     if halt.is_set() {

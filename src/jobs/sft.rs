@@ -197,6 +197,8 @@ fn start(spec: &SftSpec, from: &Path) -> Result<Policy> {
         pad_token_id: Some(0),
     };
     // A new model is a folder like any other, made under a temporary name: where the trained one will stand is nothing yet.
+    // The same checks that a folder's config.json has to pass.
+    let config = Config::parse(&config.to_json().to_string(), Path::new("[model]"))?;
     Policy::create(from, &config, &m.alphabet, spec.seed)?;
     Policy::load(from, &m.device, ValueHead::None)
 }

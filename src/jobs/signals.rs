@@ -34,7 +34,8 @@ pub fn halt_on_signals() -> Result<Interrupt> {
         for signal in signals.forever() {
             if seen.signal().is_some() {
                 say("second signal: ending at once; sealed steps are whole");
-                std::process::exit(128 + signal);
+                // At once: destructors of libraries would run under the feet of workers that compute.
+                signal_hook::low_level::exit(128 + signal);
             }
             say(format_args!("signal {signal}: sealing what is complete; once more to end at once"));
             seen.signal.store(signal, Ordering::Release);

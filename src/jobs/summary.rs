@@ -21,6 +21,8 @@ pub struct Evaluations {
 pub struct Summary {
     pub run: PathBuf,
     pub steps: u64,
+    /// What the specification asked for.
+    pub steps_planned: u64,
     /// From the first admission to the last seal, without evaluation.
     pub training_s: f64,
     pub trained_rollouts: u64,
@@ -62,6 +64,7 @@ impl Summary {
         Summary {
             run: spec.output.clone(),
             steps: m.len() as u64,
+            steps_planned: spec.steps,
             training_s: outcome.seconds,
             trained_rollouts: m.iter().map(|m| m.rollouts).sum(),
             trained_tokens: tokens,
@@ -102,6 +105,9 @@ impl fmt::Display for Summary {
         writeln!(f, "run       {}", s.run.display())?;
         write!(f, "trained   {} steps in {:.1} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
         writeln!(f, "{} tokens", s.trained_tokens)?;
+        if s.steps < s.steps_planned {
+            writeln!(f, "          of {} planned: the prompts ended, or the run was stopped", s.steps_planned)?;
+        }
         for (status, n) in &s.not_trained {
             writeln!(f, "          {n} rollouts {status}")?;
         }

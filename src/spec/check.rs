@@ -11,6 +11,7 @@ use crate::tasks::reward::Reward;
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
 const MOST: usize = 1 << 24;
 const MOST_STEPS: u64 = 1 << 40;
+const MOST_THREADS: u16 = 128;
 
 impl Spec {
     pub(super) fn validate(&self) -> Result<()> {
@@ -41,6 +42,9 @@ impl Spec {
         if self.learn.loss == Loss::Supervised {
             let why = "is for `tidegate sft`; rewards need reinforce or ppo";
             return Err(Error::config("learn.loss", "supervised", why));
+        }
+        if self.eval.prompts > MOST {
+            return Err(Error::config("eval.prompts", self.eval.prompts, format!("at most {MOST}")));
         }
         self.validate_data()
     }
@@ -97,8 +101,8 @@ impl Spec {
             return Err(Error::config("workers.generators", "[]", "at least one worker must generate"));
         }
         for key in [("workers.generator_threads", w.generator_threads), ("workers.learner_threads", w.learner_threads)] {
-            if key.1 == 0 {
-                return Err(Error::config(key.0, 0, "at least 1 thread"));
+            if !(1..=MOST_THREADS).contains(&key.1) {
+                return Err(Error::config(key.0, key.1, format!("at least 1 thread, at most {MOST_THREADS}")));
             }
         }
         let roles = |worker: &usize| w.generators.contains(worker) || w.learners.contains(worker);
@@ -139,9 +143,11 @@ pub fn check_learning(learn: &Learning) -> Result<()> {
         ("learn.value_coef", learn.value_coef),
         ("learn.weight_decay", learn.weight_decay),
         ("learn.grad_clip", learn.grad_clip),
-        ("learn.lr_min_ratio", learn.lr_min_ratio),
     ] {
         not_negative(key, value)?;
+    }
+    if !(0.0..=1.0).contains(&learn.lr_min_ratio) {
+        return Err(Error::config("learn.lr_min_ratio", learn.lr_min_ratio, "a number from 0 to 1"));
     }
     for (key, value) in [("learn.beta1", learn.beta1), ("learn.beta2", learn.beta2)] {
         if !(0.0..1.0).contains(&value) {

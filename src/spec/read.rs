@@ -66,8 +66,13 @@ fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Res
             let names: Vec<&str> = names.into_iter().collect();
             return Err(Error::config(full, short(value), format!("no such key; {hint}allowed: {}", names.join(", "))));
         };
-        if let (toml::Value::Table(given), toml::Value::Table(known)) = (value, expected) {
-            refuse_unknown(given, known, &format!("{full}."))?;
+        match (value, expected) {
+            (toml::Value::Table(given), toml::Value::Table(known)) => refuse_unknown(given, known, &format!("{full}."))?,
+            (_, toml::Value::Table(known)) => {
+                let names: Vec<&str> = known.keys().map(String::as_str).collect();
+                return Err(Error::config(full, short(value), format!("a table of keys: {}", names.join(", "))));
+            }
+            _ => {}
         }
     }
     Ok(())

@@ -69,14 +69,17 @@ impl RunFolder {
     /// The folder already holds a run, or the disk refuses.
     pub fn create(path: impl Into<PathBuf>) -> Result<Self> {
         let folder = RunFolder { path: path.into() };
-        for taken in [folder.spec(), folder.rollouts()] {
-            if taken.exists() {
-                return Err(Error::file(&folder.path, "already holds a run; choose another name, or resume it"));
-            }
+        let taken = || Error::file(&folder.path, "already holds a run; choose another name");
+        if folder.spec().exists() {
+            return Err(taken());
         }
-        for part in [folder.rollouts(), folder.checkpoints()] {
-            fs::create_dir_all(&part).map_err(|e| Error::file(&part, e))?;
-        }
+        fs::create_dir_all(&folder.path).map_err(|e| Error::file(&folder.path, e))?;
+        // Of two runs that start at once in one folder, one makes this, and the other is told.
+        fs::create_dir(folder.rollouts()).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => taken(),
+            _ => Error::file(folder.rollouts(), e),
+        })?;
+        fs::create_dir_all(folder.checkpoints()).map_err(|e| Error::file(folder.checkpoints(), e))?;
         sync_folder(&folder.path)?;
         Ok(folder)
     }

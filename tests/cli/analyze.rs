@@ -76,3 +76,16 @@ fn what_is_no_run_is_refused() {
     analyze(&["/nothing"]).refused(1, &["/nothing: is no run's folder"]);
     assert_eq!(analyze(&[]).code, 2);
 }
+
+/// Catches a file that stands under another step's name and counts twice.
+#[test]
+fn a_file_under_another_name_is_named() {
+    let dir = tempdir().unwrap();
+    copy(Path::new(recorded_path()), dir.path());
+    let folder = RunFolder::view(dir.path()).unwrap();
+    fs::copy(folder.log_file(LogFile::Step(2)), folder.log_file(LogFile::Step(9))).unwrap();
+    let path = folder.path().to_str().unwrap();
+    analyze(&[path]).refused(1, &["step-00000009.parquet: its footer says that it is of step 2"]);
+    let ran = analyze(&[path, "--skip-bad"]).ok();
+    assert!(ran.out.contains(&format!("{STEPS} files read, 1 skipped")), "{}", ran.out);
+}

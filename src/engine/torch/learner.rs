@@ -218,6 +218,10 @@ impl TorchLearner {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
             self.optimizer.step(&self.flat, self.gradient.flat(), metrics.lr)?;
+            if self.flat.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
+                let why = format!("not finite after an update at learning rate {}: the run has diverged", metrics.lr);
+                return Err(Error::engine(format!("weights of step {step}"), why));
+            }
         }
         metrics.torch_ns = torch_ns + (thread_ns() - started);
         self.version = step;

@@ -448,3 +448,21 @@ fn what_does_not_fit_is_refused_at_the_start() {
     learner.begin(1, batch(1)).unwrap();
     assert!(learner.begin(1, batch(1)).unwrap_err().message.contains("in the middle"));
 }
+
+/// Catches weights that are no numbers going to the generators, into a checkpoint and into the log as a good step, and a failed
+/// step that takes its batch with it.
+#[test]
+fn a_diverged_step_is_a_fault_and_gives_its_batch_back() {
+    let mut learner = learner(Family::Llama, &Learning { lr: 1e300, ..learning(Loss::default()) }, 1.0);
+    learner.begin(1, batch(4)).unwrap();
+    let fault = loop {
+        match learner.work() {
+            Ok(trained) => assert!(trained.is_none(), "a step was made of it"),
+            Err(fault) => break fault,
+        }
+    };
+    assert!(fault.message.starts_with("weights of step 1: not finite"), "{fault}");
+    let back = learner.abandon();
+    assert_eq!((back.len(), learner.abandon().len()), (4, 0));
+    assert!(back.iter().all(|rollout| rollout.status == Status::Waiting));
+}
