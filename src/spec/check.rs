@@ -205,7 +205,10 @@ mod tests {
             ("generate.temperature=0", "generate.temperature = 0: a number above 0"),
             ("learn.lr=-1", "learn.lr = -1: a number above 0"),
             ("learn.beta1=1.0", "learn.beta1 = 1: a number from 0 to below 1"),
-            ("learn.loss=supervised", "learn.loss = supervised: is for `tidegate sft` and reads no reward; allowed: reinforce, ppo"),
+            (
+                "learn.loss=supervised",
+                "learn.loss = supervised: is for `tidegate sft` and reads no reward; allowed: reinforce, ppo",
+            ),
             ("model.path=''", "model.path = \"\": name a model's folder: config.json, model.safetensors, tokenizer.json"),
             ("generate.stop=['']", "generate.stop = [\"\"]: an empty string would end every rollout"),
             ("steps=0", "steps = 0: at least 1 step"),
