@@ -98,6 +98,11 @@ test-peers: libtorch .peers ## compare with transformers (fetches 5 GB into .pee
 	TIDEGATE_KEEP_SAVED='$(SAVED)' $(CARGO) test --lib saved_folders
 	.peers/bin/python tests/peers/check_saved.py '$(SAVED)'/*
 
+.PHONY: test-cuda
+test-cuda: libtorch ## what only a CUDA device can show (needs libtorch with CUDA: LIBTORCH, or torch in Python)
+	$(CARGO) build --release
+	tests/cuda.sh $${CARGO_TARGET_DIR:-target}/release/tidegate
+
 .PHONY: bench
 bench: libtorch ## measure
 	$(CARGO) bench
