@@ -72,7 +72,7 @@ fetch-libtorch: python
 	@rm -rf .libtorch && mv .libtorch-new .libtorch
 
 .PHONY: demo
-demo: libtorch ## train a small model from scratch and show what was learnt
+demo: libtorch ## train the bundled model by reinforcement learning for a minute
 	$(CARGO) build --release
 	$${CARGO_TARGET_DIR:-target}/release/tidegate run data/demo.toml
 
