@@ -73,7 +73,7 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
 fn fits(sampling: &Sampling, policy: &Policy) -> Result<()> {
     let longest = policy.config.max_position_embeddings;
     if sampling.max_tokens as i64 >= longest {
-        let why = format!("the model's longest sequence, prompt included, is {longest} tokens");
+        let why = format!("the model's longest sequence, prompt included, is {longest} tokens; leave room for the prompt");
         return Err(Error::config("generate.max_tokens", sampling.max_tokens, why));
     }
     Ok(())
@@ -144,6 +144,9 @@ fn evaluations(
     halt: &Halt,
 ) -> Result<Option<Evaluations>> {
     if items.is_empty() {
+        say(format_args!(
+            "held out  none {when} training: eval.prompts is 0, or a file of prompts has no eval.data beside it"
+        ));
         return Ok(None);
     }
     device::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));

@@ -21,6 +21,8 @@ pub struct Evaluations {
 pub struct Summary {
     pub run: PathBuf,
     pub steps: u64,
+    /// The last sealed step: its weights are the saved model.
+    pub last_step: u64,
     /// What the specification asked for.
     pub steps_planned: u64,
     /// From the first admission to the last seal, without evaluation.
@@ -64,6 +66,7 @@ impl Summary {
         Summary {
             run: spec.output.clone(),
             steps: m.len() as u64,
+            last_step: outcome.version,
             steps_planned: spec.steps,
             training_s: outcome.seconds,
             trained_rollouts: m.iter().map(|m| m.rollouts).sum(),
@@ -134,6 +137,7 @@ impl fmt::Display for Summary {
             writeln!(f, "time went outside libtorch")?;
         }
         let run = s.run.display();
+        writeln!(f, "model     {run}/checkpoints/step-{:08}", s.last_step)?;
         write!(f, "next      tidegate analyze {run}    or    tidegate replay {run}")
     }
 }
