@@ -20,6 +20,7 @@ pub mod schedule;
 pub mod select;
 
 mod alarm;
+pub mod waker;
 
 pub mod admit;
 pub mod census;
