@@ -3,6 +3,7 @@
 pub mod sampler;
 pub mod spec;
 pub mod tally;
+pub mod text_file;
 pub mod tokenizer;
 pub mod torch;
 pub mod toy;

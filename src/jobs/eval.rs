@@ -3,7 +3,7 @@
 use crate::engine::spec::Sampling;
 use crate::engine::torch::policy::Policy;
 use crate::error::Result;
-use crate::jobs::data;
+use crate::jobs::encode::Encoder;
 use crate::jobs::ports::RuleScorer;
 use crate::tasks::item::Item;
 use crate::tasks::reward::Reward;
@@ -84,8 +84,9 @@ pub fn evaluate(
     generator.load(0, policy.snapshot()?)?;
     let mut scorer = RuleScorer(reward.clone());
     let mut evaluation = Evaluation::default();
+    let mut encoder = Encoder::new(policy, None)?;
     for (number, item) in items.iter().enumerate() {
-        let prompt = data::prompt(0, item.clone(), &policy.tokenizer)?;
+        let prompt = encoder.prompt(0, item.clone())?;
         generator.start(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }))?;
     }
     while generator.running() > 0 && !halt.is_set() {

@@ -1,12 +1,13 @@
 //! What each command does, one file a job, and what they share.
 //!
 //! * jobs: [`run`], [`sft`], [`replay`], [`analyze`];
-//! * shared: [`data`] prompts, [`ports`] of the dataflow, [`training`] the dataflow on its workers, [`eval`] held-out success,
+//! * shared: [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`training`] the dataflow on its workers, [`eval`] held-out success,
 //!   [`progress`] what is shown meanwhile, [`summary`] at the end, [`signals`];
 //! * of replay: [`recording`] its source, [`verdict`] what it came to.
 
 pub mod analyze;
 pub mod data;
+pub mod encode;
 pub mod eval;
 pub mod ports;
 pub mod progress;

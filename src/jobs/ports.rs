@@ -1,7 +1,6 @@
 //! The dataflow's ports on this side: prompts, reward and estimator of a run.
 
-use crate::engine::tokenizer::Tokenizer;
-use crate::jobs::data;
+use crate::jobs::encode::Encoder;
 use crate::kernel::advantage::{Advantage, group_advantages, value_advantages};
 use crate::spec::{EstimateSpec, ZeroVariance};
 use crate::tasks::reward::Reward;
@@ -15,13 +14,13 @@ use tidegate_operators::score::Scorer;
 /// A run's prompts, tokenized as they are admitted.
 pub struct TokenizedPrompts {
     pub prompts: source::Prompts,
-    pub tokenizer: Tokenizer,
+    pub encoder: Encoder,
 }
 
 impl Prompts for TokenizedPrompts {
     fn next(&mut self) -> Result<Option<Prompt>, Fault> {
-        let Some((epoch, item)) = self.prompts.next() else { return Ok(None) };
-        data::prompt(epoch, item, &self.tokenizer).map(Some).map_err(|e| Fault::new("admit", e))
+        let Some(next) = self.prompts.next() else { return Ok(None) };
+        next.and_then(|(epoch, item)| self.encoder.prompt(epoch, item)).map(Some).map_err(|e| Fault::new("admit", e))
     }
 }
 

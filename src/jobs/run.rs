@@ -6,6 +6,7 @@ use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
 use crate::jobs::data::Data;
+use crate::jobs::encode::Encoder;
 use crate::jobs::eval::{Evaluation, Mode, evaluate};
 use crate::jobs::summary::{Evaluations, Summary};
 use crate::jobs::training::{self, Training};
@@ -27,6 +28,8 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
     let mut policy = Policy::load(&spec.model.path, &spec.model.device, head)?;
     fits(&spec.generate, &policy)?;
+    Encoder::new(&policy, spec.data.as_ref())?;
+    policy.notes.iter().for_each(|note| say(format_args!("note      {note}")));
     let reward = Reward::new(&spec.reward)?;
     let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &spec.model.path, purpose: Use::Rollouts };
     let prompts = data.training(spec.seed, &reward)?;

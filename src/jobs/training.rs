@@ -6,6 +6,7 @@ use crate::engine::torch::learner::TorchLearner;
 use crate::engine::torch::policy::Policy;
 use crate::engine::torch::weights::Snapshot;
 use crate::error::Result;
+use crate::jobs::encode::Encoder;
 use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, Shown};
 use crate::pipeline::{self, WorkerTime};
@@ -71,15 +72,15 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info), progress.clone());
     let sealed = log.sealed();
-    let (mut log, mut prompts) = (Some(log), Some(prompts));
+    let encoder = Encoder::new(policy, spec.data.as_ref())?;
+    let (mut log, mut prompts) = (Some(log), Some(TokenizedPrompts { prompts, encoder }));
     let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
     let mut ports = Vec::with_capacity(spec.worker_count());
     for worker in 0..spec.worker_count() {
         let generates = plan.generators.contains(&worker);
         let generator = generates.then(|| policy.generator(&spec.generate, spec.seed, worker)).transpose()?;
         ports.push(Ports {
-            prompts: if worker == plan.admitter() { prompts.take() } else { None }
-                .map(|prompts| TokenizedPrompts { prompts, tokenizer: policy.tokenizer.clone() }),
+            prompts: if worker == plan.admitter() { prompts.take() } else { None },
             generator: generator.map(|generator| Counted { generator, counters: Arc::clone(&counters), torch_ns: 0 }),
             scorer: generates.then(|| RuleScorer(reward.clone())),
             estimator: generates.then(|| GroupEstimator::new(&spec.estimate, baseline)),

@@ -14,6 +14,7 @@ pub mod reader;
 pub mod rows;
 pub mod schema;
 mod seal;
+pub mod table;
 pub mod writer;
 
 #[cfg(test)]
@@ -24,4 +25,5 @@ pub use layout::RunFolder;
 pub use metrics::write_metrics;
 pub use reader::{StepFile, read_footer, read_step, steps};
 pub use rows::read_json_rows;
+pub use table::{Blocks, RowTable};
 pub use writer::ParquetLog;
