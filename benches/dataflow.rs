@@ -17,6 +17,7 @@ use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, Sealed
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::Log;
+use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
 
 const STEPS: u64 = 100;
@@ -28,7 +29,7 @@ const SLOTS: usize = 1024;
 struct Idle;
 
 impl Prompts for Idle {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
+    fn prompt(&mut self, _: u64) -> Result<Option<Prompt>, Fault> {
         Ok(Some(Prompt { tokens: vec![1; 8], ..Prompt::default() }))
     }
 }
@@ -124,9 +125,8 @@ impl Log for Idle {
 
 fn plan(generators: Vec<usize>, learner: usize) -> Plan {
     Plan {
-        start: 0,
+        start: Start::default(),
         steps: STEPS,
-        admitted: 0,
         batch_groups: BATCH_GROUPS,
         group_size: GROUP,
         schedule: Schedule::Pipeline { max_lag: 4 },
@@ -149,6 +149,7 @@ fn through_dataflow(plan: &Plan, workers: usize) -> f64 {
             estimator: generates.then_some(Idle),
             learner: learns.then(IdleLearner::default),
             log: learns.then_some(Idle),
+            waiting: Vec::new(),
         }
     });
     let started = Instant::now();

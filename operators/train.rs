@@ -138,7 +138,7 @@ pub fn train<'scope, L: Learner + 'static>(
             });
             end.for_each(|_, data| {
                 let Some(state) = &mut train else { return };
-                data.drain(..).for_each(|end| state.selector.ended(end.admitted));
+                data.drain(..).for_each(|end| state.selector.ended(end.groups));
             });
             if let Some(state) = &mut train {
                 state.selector.frontier(first(&frontiers[0]));
@@ -214,13 +214,13 @@ impl<L: Learner> Train<L> {
             learner,
             mode,
             outputs,
-            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, order),
-            plan,
+            selector: Selector::new(plan.start.clone(), plan.steps, plan.batch_groups, order),
             published: None,
             open: None,
             here: BTreeMap::new(),
             discarded: Vec::new(),
-            clock: Clock::new(),
+            clock: Clock::new(plan.start.finished_ns),
+            plan,
         }
     }
 
@@ -260,7 +260,7 @@ impl<L: Learner> Train<L> {
     fn quantum(&mut self, alarm: &mut Alarm) -> Next {
         let Some(mut learner) = self.learner.take() else { return Next::Wait };
         let next = if self.published.is_none() {
-            self.publish(&mut learner, self.plan.start).map(|()| Next::Work)
+            self.publish(&mut learner, self.plan.start.version).map(|()| Next::Work)
         } else if self.open.is_some() {
             self.work(&mut learner).map(|()| Next::Work)
         } else if alarm.halted() {
@@ -359,7 +359,7 @@ impl<L: Learner> Train<L> {
     fn tail(&mut self) {
         let waiting = self.selector.drain();
         self.discarded.extend(waiting.into_iter().flat_map(|(_, estimated)| estimated.rollouts));
-        let next = self.outputs.own.steps.time().max(&(self.plan.start + 1)).to_owned();
+        let next = self.outputs.own.steps.time().max(&(self.plan.start.version + 1)).to_owned();
         if !self.discarded.is_empty() {
             self.seal(next, Vec::new(), None);
         }
@@ -373,11 +373,13 @@ struct Clock {
     train_ns: u64,
     forced_ns: u64,
     any_ns: u64,
+    /// When the step before ended, since the Unix epoch. Steps end one after the other also where the system's clock is set back.
+    finished_ns: i64,
 }
 
 impl Clock {
-    fn new() -> Self {
-        Clock { mark: Instant::now(), waiting: Wait::Any, train_ns: 0, forced_ns: 0, any_ns: 0 }
+    fn new(finished_ns: i64) -> Self {
+        Clock { mark: Instant::now(), waiting: Wait::Any, train_ns: 0, forced_ns: 0, any_ns: 0, finished_ns }
     }
 
     /// From now on the wait is for `next`.
@@ -407,8 +409,8 @@ impl Clock {
         metrics.train_ns = self.train_ns;
         metrics.wait_forced_ns = self.forced_ns;
         metrics.wait_any_ns = self.any_ns;
-        metrics.finished_ns = now_ns();
-        *self = Clock::new();
+        metrics.finished_ns = now_ns().max(self.finished_ns + 1);
+        *self = Clock::new(metrics.finished_ns);
     }
 }
 

@@ -294,7 +294,7 @@ fn admit_keeps_its_capability_and_its_limits() {
             versions.send(3);
             versions.flush();
             worker.step_while(|| !groups.done() || !ends.done());
-            assert_eq!(*end.lock().unwrap(), if here { vec![(0, End { admitted: 7 })] } else { vec![] });
+            assert_eq!(*end.lock().unwrap(), if here { vec![(0, End { groups: 7 })] } else { vec![] });
             versions.close();
             feedback.close();
         });
@@ -338,7 +338,7 @@ fn the_weights_frontier_is_the_steps_done() {
                 meet(worker, &met);
             }
             if worker.index() == 0 {
-                end.send(End { admitted: 6 });
+                end.send(End { groups: 6 });
             }
             old.close();
             groups.close();

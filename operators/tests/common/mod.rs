@@ -15,6 +15,7 @@ use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, Sealed
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::Log;
+use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
 
 /// A port call that goes wrong.
@@ -83,9 +84,8 @@ impl Default for World {
 /// A plan of `steps` steps on one worker.
 pub fn plan(steps: Step, batch_groups: u64, group_size: u32, max_lag: u64) -> Plan {
     Plan {
-        start: 0,
+        start: Start::default(),
         steps,
-        admitted: 0,
         batch_groups,
         group_size,
         schedule: Schedule::Pipeline { max_lag },
@@ -133,12 +133,13 @@ impl World {
         let generator =
             FakeGenerator { world: world.clone(), version: 0, slots, sequences: Vec::new(), refused: Vec::new() };
         Ports {
-            prompts: Some(FakePrompts { world: world.clone(), next: 0 }),
+            prompts: Some(FakePrompts { world: world.clone() }),
             generator: Some(generator),
             scorer: Some(FakeScorer(world.clone())),
             estimator: Some(FakeEstimator(world.clone())),
             learner: Some(FakeLearner { world: world.clone(), open: None, left: 0 }),
             log: Some(FakeLog { world, steps: Arc::clone(log) }),
+            waiting: Vec::new(),
         }
     }
 }
@@ -147,14 +148,12 @@ pub type FakePorts = Ports<FakePrompts, FakeGenerator, FakeScorer, FakeEstimator
 
 pub struct FakePrompts {
     pub world: World,
-    pub next: u64,
 }
 
 impl Prompts for FakePrompts {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
+    fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
         self.world.call(Call::Prompts)?;
-        self.next += 1;
-        Ok((self.next <= self.world.prompts).then(|| Prompt { id: self.next - 1, ..Prompt::default() }))
+        Ok((number < self.world.prompts).then(|| Prompt { id: number, ..Prompt::default() }))
     }
 }
 
@@ -356,7 +355,7 @@ pub fn run_with<L: Learner<Weights = u64> + 'static>(
     + 'static,
     each: impl Fn(usize, &Probes) + Send + Sync + 'static,
 ) -> Outcome {
-    world.done.store(plan.start, Ordering::SeqCst);
+    world.done.store(plan.start.version, Ordering::SeqCst);
     let what = format!("{plan:?}, {world:?}");
     let log = Arc::new(Mutex::new(Vec::new()));
     let census = Census::new();
