@@ -1,5 +1,6 @@
 //! `sft`: a supervised warm start with the learner that `run` uses.
 
+use crate::durable::temporary;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
@@ -15,7 +16,6 @@ use crate::jobs::progress::Steps;
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::spec::{self, EvalSpec};
-use crate::store::layout::temporary;
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
 use crate::tasks::reward::Reward;
@@ -138,7 +138,7 @@ impl SftSpec {
 pub fn sft(spec: &SftSpec) -> Result<()> {
     device::set_threads(spec.threads);
     let reward = Reward::new(&spec.reward)?;
-    let from = if spec.model.path.as_os_str().is_empty() { temporary(&spec.output) } else { spec.model.path.clone() };
+    let from = if spec.model.path.as_os_str().is_empty() { untrained(&spec.output) } else { spec.model.path.clone() };
     let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &from, purpose: Use::Pairs };
     let pairs = data.training(spec.seed, &reward)?;
     let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
@@ -169,6 +169,13 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
 
 fn learning(spec: &SftSpec) -> Learning {
     Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() }
+}
+
+/// Where a new model stands until it is trained: not where the trained one is staged.
+fn untrained(output: &Path) -> PathBuf {
+    let mut name = output.file_name().unwrap_or_default().to_owned();
+    name.push(".start");
+    temporary(&output.with_file_name(name))
 }
 
 /// The model in the folder `from`; a new one is made there first.

@@ -2,10 +2,11 @@
 
 use super::encode::encode;
 use super::footer::{Footer, FooterInfo};
-use super::layout::{LogFile, RunFolder, write_sealed};
+use super::layout::{LogFile, RunFolder};
 use super::reader::read_step;
 use super::schema::{SCHEMA_VERSION, schema};
 use super::seal::{CREATED_BY, Hashed, seal_footer};
+use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
