@@ -198,8 +198,8 @@ fn the_batch_of_a_failed_step_is_kept() {
 #[test]
 fn a_learner_that_loses_rollouts_is_a_fault() {
     let lossy = |_, ports: FakePorts| {
-        let Ports { prompts, generator, scorer, estimator, learner, log } = ports;
-        Ports { prompts, generator, scorer, estimator, learner: learner.map(Lossy), log }
+        let Ports { prompts, generator, scorer, estimator, learner, log, waiting } = ports;
+        Ports { prompts, generator, scorer, estimator, learner: learner.map(Lossy), log, waiting }
     };
     let outcome = run_with(&plan(3, 2, 2, 1), &World::default(), 1, &Halt::default(), lossy, |_, _| {});
     assert!(outcome.steps().is_empty());
