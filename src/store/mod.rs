@@ -9,6 +9,7 @@ mod encode;
 mod footer;
 mod guard;
 pub mod layout;
+pub mod ledger;
 pub mod metrics;
 pub mod reader;
 pub mod rows;

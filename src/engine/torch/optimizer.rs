@@ -32,6 +32,17 @@ pub struct State {
     pub updates: u64,
 }
 
+impl State {
+    /// A copy, which later steps do not change.
+    ///
+    /// # Errors
+    /// A device without the room.
+    pub fn copy(&self) -> Result<State> {
+        let copy = |flat: &Tensor| no_grad(|| flat.f_detach_copy()).map_err(engine("optimizer state"));
+        Ok(State { m: copy(&self.m)?, v: copy(&self.v)?, updates: self.updates })
+    }
+}
+
 impl AdamW {
     /// An optimizer that has seen nothing, for the weights `flat` (`[n]`, f32).
     ///

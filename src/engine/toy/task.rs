@@ -9,8 +9,8 @@ use tidegate_operators::score::Scorer;
 /// The id that ends a sequence; it has no text.
 pub const EOS: u32 = 0;
 
-/// Letters by id, from 1.
-const LETTERS: &str = "abcdefghijklmno";
+/// Letters by id, from 1: those of the toy's own words, and the others that generated tasks are written with.
+const LETTERS: &str = "abcdefghijklmnos0123456789+-*=;>:";
 
 /// Number of ids: the letters and [`EOS`].
 pub const VOCAB: usize = LETTERS.len() + 1;
@@ -23,7 +23,7 @@ impl ToyTokenizer {
     /// The ids of `text`.
     ///
     /// # Errors
-    /// A character other than a to o.
+    /// A character that is none of its letters.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let id = |c: char| LETTERS.find(c).map(|i| i as u32 + 1);
         let refuse = |c| Error::engine("toy tokenizer", format!("{c:?} in {text:?} is not one of {LETTERS}"));
