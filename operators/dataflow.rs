@@ -145,11 +145,12 @@ where
     S: Scorer + 'static,
     E: Estimator + 'static,
     L: Learner<Weights = W> + 'static,
-    D: Log + 'static,
+    D: Log + Send + 'static,
 {
     check(scope, plan, halt, &observe);
     let (weights_loop, weights) = scope.feedback::<Vec<Weights<W>>>(0);
     let (feedback_loop, feedback) = scope.feedback::<Vec<Feedback>>(0);
+    let (sealed_loop, durable) = scope.feedback::<Vec<Sealed>>(0);
     let versions = weights.clone().map(|weights| weights.version);
 
     let admitted = admit(versions, feedback, plan, ports.prompts, halt);
@@ -157,8 +158,9 @@ where
     let scored = score(generated.rollouts, ports.scorer, halt);
     let estimated = estimate(scored.rollouts, ports.estimator, halt);
     let mode = Mode::Run { bound: plan.schedule.bound() };
-    let trained = train(estimated.groups, admitted.end, plan, mode, ports.learner, halt);
+    let trained = train(estimated.groups, admitted.end, durable, plan, mode, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
+    sealed.steps.clone().connect_loop(sealed_loop);
     let miscounts = census(admitted.groups, trained.moved, counts, halt);
 
     let (weights_probe, weights) = trained.weights.probe();
@@ -186,15 +188,15 @@ where
     S: Scorer + 'static,
     E: Estimator + 'static,
     L: Learner<Weights = W> + 'static,
-    D: Log + 'static,
+    D: Log + Send + 'static,
 {
     check(scope, plan, halt, &observe);
-    let (sealed_loop, sealed) = scope.feedback::<Vec<Sealed>>(0);
+    let (sealed_loop, durable) = scope.feedback::<Vec<Sealed>>(0);
 
-    let recordings = recorded(sealed, plan, ports.recorded, halt);
+    let recordings = recorded(durable.clone(), plan, ports.recorded, halt);
     let scored = score(recordings.rollouts, ports.scorer, halt);
     let estimated = estimate(scored.rollouts, ports.estimator, halt);
-    let trained = train(estimated.groups, recordings.end, plan, Mode::Replay, ports.learner, halt);
+    let trained = train(estimated.groups, recordings.end, durable, plan, Mode::Replay, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
     sealed.steps.clone().connect_loop(sealed_loop);
 
