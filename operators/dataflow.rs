@@ -148,11 +148,12 @@ where
     S: Scorer + 'static,
     E: Estimator + 'static,
     L: Learner<Weights = W> + 'static,
-    D: Log + 'static,
+    D: Log + Send + 'static,
 {
     check(scope, plan, halt, &observe);
     let (weights_loop, weights) = scope.feedback::<Vec<Weights<W>>>(0);
     let (feedback_loop, feedback) = scope.feedback::<Vec<Feedback>>(0);
+    let (sealed_loop, durable) = scope.feedback::<Vec<Sealed>>(0);
     let versions = weights.clone().map(|weights| weights.version);
 
     let admitted = admit(versions, feedback, plan, ports.prompts, halt);
@@ -163,8 +164,9 @@ where
     let returned = waiting(scope, plan, ports.waiting, halt);
     let under_way = admitted.groups.concat(returned.groups.clone().map(|estimated| estimated.group));
     let arriving = estimated.groups.concat(returned.groups);
-    let trained = train(arriving, admitted.end, plan, mode, ports.learner, halt);
+    let trained = train(arriving, admitted.end, durable, plan, mode, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
+    sealed.steps.clone().connect_loop(sealed_loop);
     let miscounts = census(under_way, trained.moved, counts, halt);
 
     let (weights_probe, weights) = trained.weights.probe();
@@ -192,15 +194,15 @@ where
     S: Scorer + 'static,
     E: Estimator + 'static,
     L: Learner<Weights = W> + 'static,
-    D: Log + 'static,
+    D: Log + Send + 'static,
 {
     check(scope, plan, halt, &observe);
-    let (sealed_loop, sealed) = scope.feedback::<Vec<Sealed>>(0);
+    let (sealed_loop, durable) = scope.feedback::<Vec<Sealed>>(0);
 
-    let recordings = recorded(sealed, plan, ports.recorded, halt);
+    let recordings = recorded(durable.clone(), plan, ports.recorded, halt);
     let scored = score(recordings.rollouts, ports.scorer, halt);
     let estimated = estimate(scored.rollouts, ports.estimator, halt);
-    let trained = train(estimated.groups, recordings.end, plan, Mode::Replay, ports.learner, halt);
+    let trained = train(estimated.groups, recordings.end, durable, plan, Mode::Replay, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
     sealed.steps.clone().connect_loop(sealed_loop);
 

@@ -225,12 +225,13 @@ pub struct Metrics {
     /// Of trained tokens, in steps.
     pub lag_mean: f64,
     pub lag_max: u64,
-    /// Nanoseconds of the learner's worker: in the learner; waiting for a group that the rule forces; waiting for any group.
+    /// Nanoseconds of the learner's worker: in the learner; waiting for a group that the rule forces, for any group, for the log.
     pub train_ns: u64,
     /// Nanoseconds on the processor inside the engine's tensor library.
     pub torch_ns: u64,
     pub wait_forced_ns: u64,
     pub wait_any_ns: u64,
+    pub wait_log_ns: u64,
     /// When the step ended.
     pub finished_ns: i64,
     /// Hash of every tensor after the step (name, first 16 hexadecimal digits of BLAKE3 over its little-endian bytes).

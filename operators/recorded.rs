@@ -6,7 +6,7 @@ use crate::alarm::{Alarm, UNCONNECTED, Wake, output};
 use crate::fault::{Fault, Halt, guarded};
 use crate::plan::Plan;
 use crate::record::{Rollout, Status, Step};
-use crate::seal::Sealed;
+use crate::seal::{AHEAD, Sealed};
 use std::sync::Arc;
 use timely::dataflow::StreamVec;
 use timely::dataflow::channels::pact::Pipeline;
@@ -28,11 +28,8 @@ pub struct Recordings<'scope> {
     pub faults: StreamVec<'scope, Step, Fault>,
 }
 
-/// How many steps beyond the last sealed one are read.
-const AHEAD: Step = 2;
-
 /// Emits, on the learner's worker, the groups of the k-th batch at time k: under the lag rule with `max_lag` 0 each step then
-/// trains exactly its recorded batch. One group an activation, and at most two steps ahead of the log.
+/// trains exactly its recorded batch. One group an activation, and at most [`AHEAD`] steps beyond the log.
 pub fn recorded<'scope, R: Recorded + 'static>(
     sealed: StreamVec<'scope, Step, Sealed>,
     plan: &Plan,

@@ -79,7 +79,6 @@ struct State {
     printed: Instant,
     trained_tokens: u64,
     lag_max: u64,
-    wait_ns: u64,
 }
 
 impl Progress {
@@ -87,7 +86,7 @@ impl Progress {
     pub fn new(steps: u64, bound: u64, counters: Arc<Counters>) -> Self {
         let (bar, plain) = bar(steps);
         let now = Instant::now();
-        let state = State { started: now, printed: now, trained_tokens: 0, lag_max: 0, wait_ns: 0 };
+        let state = State { started: now, printed: now, trained_tokens: 0, lag_max: 0 };
         Progress { bar, plain, shared: Arc::new(Mutex::new(state)), counters, bound }
     }
 
@@ -96,18 +95,10 @@ impl Progress {
         let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         state.trained_tokens += m.tokens;
         state.lag_max = state.lag_max.max(m.lag_max);
-        state.wait_ns += m.wait_forced_ns + m.wait_any_ns;
         let seconds = state.started.elapsed().as_secs_f64().max(1e-3);
         let rate = |tokens: u64| format!("{:.1}k", tokens as f64 / seconds / 1e3);
-        let waits = if m.wait_forced_ns + m.wait_any_ns < m.train_ns / 20 {
-            "nothing"
-        } else if m.wait_forced_ns > m.wait_any_ns {
-            "forced groups"
-        } else {
-            "rollouts"
-        };
         let line = format!(
-            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {waits}",
+            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {}",
             m.reward,
             m.lag_mean,
             state.lag_max,
@@ -115,6 +106,7 @@ impl Progress {
             m.ess,
             rate(self.counters.tokens.load(Ordering::Relaxed)),
             rate(state.trained_tokens),
+            waits_for(m),
         );
         let last = Some(m.step) == self.bar.length();
         if self.plain && (state.printed.elapsed() >= LINE_EVERY || m.step == 1 || last) {
@@ -131,9 +123,18 @@ impl Progress {
     }
 }
 
+/// What the learner waited for most, if that was at least a twentieth of its work.
+fn waits_for(m: &Metrics) -> &'static str {
+    let waits = [(m.wait_any_ns, "rollouts"), (m.wait_forced_ns, "forced groups"), (m.wait_log_ns, "the log")];
+    let all: u64 = waits.iter().map(|(ns, _)| ns).sum();
+    let most = waits.into_iter().max_by_key(|(ns, _)| *ns).filter(|_| all >= m.train_ns / 20);
+    most.filter(|(ns, _)| *ns > 0).map_or("nothing", |(_, what)| what)
+}
+
 /// What was sealed so far.
 #[derive(Debug, Default)]
 pub struct SealedSoFar {
+    /// Of each step, without the hashes of its weights: those are in the log, and would be most of what a long run holds.
     pub metrics: Vec<Metrics>,
     /// Rollouts that were not trained, by status.
     pub not_trained: BTreeMap<String, u64>,
@@ -159,7 +160,7 @@ impl<D> Shown<D> {
 
 impl<D: Log> Log for Shown<D> {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
-        let metrics = step.metrics.clone();
+        let metrics = step.metrics.as_ref().map(|metrics| Metrics { weights: Vec::new(), ..metrics.clone() });
         let not_trained: Vec<String> =
             step.rollouts.iter().filter(|r| r.status != Status::Trained).map(|r| r.status.to_string()).collect();
         self.log.seal(step)?;
@@ -172,5 +173,27 @@ impl<D: Log> Log for Shown<D> {
             sealed.metrics.push(metrics);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches a wait for the disk that is shown as one for rollouts, or that is not shown.
+    #[test]
+    fn the_longest_wait_is_named() {
+        let metrics = |any, forced, log| Metrics {
+            train_ns: 100,
+            wait_any_ns: any,
+            wait_forced_ns: forced,
+            wait_log_ns: log,
+            ..Metrics::default()
+        };
+        assert_eq!(waits_for(&metrics(1, 1, 2)), "nothing");
+        assert_eq!(waits_for(&metrics(5, 3, 2)), "rollouts");
+        assert_eq!(waits_for(&metrics(1, 3, 2)), "forced groups");
+        assert_eq!(waits_for(&metrics(1, 3, 4)), "the log");
+        assert_eq!(waits_for(&Metrics::default()), "nothing");
     }
 }

@@ -41,9 +41,10 @@ pub struct Summary {
     pub lag_bound: u64,
     pub ess_mean: Option<f64>,
     pub ess_min: Option<f64>,
-    /// Shares of the learner's time that it waited: for groups that the lag rule forces, for any groups.
+    /// Shares of the learner's time that it waited: for groups that the lag rule forces, for any groups, for the log.
     pub waited_forced: f64,
     pub waited_any: f64,
+    pub waited_log: f64,
     /// Shares of the learner's and the generators' wall time spent on the processor outside libtorch (dataflow, kernel, store).
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
@@ -82,6 +83,7 @@ impl Summary {
             ess_min: trained().map(|m| m.ess).reduce(f64::min),
             waited_forced: m.iter().map(|m| m.wait_forced_ns).sum::<u64>() as f64 / wall,
             waited_any: m.iter().map(|m| m.wait_any_ns).sum::<u64>() as f64 / wall,
+            waited_log: m.iter().map(|m| m.wait_log_ns).sum::<u64>() as f64 / wall,
             learner_outside: outcome.learner_outside,
             generators_outside: outcome.generators_outside,
             before,
@@ -129,8 +131,8 @@ impl fmt::Display for Summary {
         writeln!(f, "lag       mean {}, max {lag_max}, bound {} steps", number(s.lag_mean, 2), s.lag_bound)?;
         writeln!(f, "ESS       mean {}, least {}", number(s.ess_mean, 3), number(s.ess_min, 3))?;
         write!(f, "speed     generated {:.0}, trained {:.0} tokens/s; ", rate(s.generated_tokens), rate(s.trained_tokens))?;
-        let (forced, any) = (100.0 * s.waited_forced, 100.0 * s.waited_any);
-        writeln!(f, "the learner waited {any:.1} % for rollouts, {forced:.1} % for forced ones")?;
+        let [any, forced, log] = [s.waited_any, s.waited_forced, s.waited_log].map(|share| 100.0 * share);
+        writeln!(f, "the learner waited {any:.1} % for rollouts, {forced:.1} % for forced ones, {log:.1} % for the log")?;
         if let (Some(learner), Some(generators)) = (s.learner_outside, s.generators_outside) {
             let (learner, generators) = (100.0 * learner, 100.0 * generators);
             write!(f, "overhead  {learner:.1} % of the learner's and {generators:.1} % of the generators' ")?;

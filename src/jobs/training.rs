@@ -139,12 +139,12 @@ fn outside(times: &[WorkerTime], workers: &[usize], torch_ns: u64) -> Option<f64
     Some(processor.saturating_sub(torch_ns) as f64 / wall.max(1) as f64)
 }
 
-/// The newest weights that the learner gave: a few versions, since the log may be a step behind.
+/// The newest weights that the learner gave: a few versions, since the log may be behind.
 #[derive(Clone, Default)]
 struct Newest(Arc<Mutex<VecDeque<(Version, Snapshot)>>>);
 
-/// Versions kept.
-const KEPT: usize = 3;
+/// Versions kept: of the last durable step, and of those trained since.
+const KEPT: usize = tidegate_operators::seal::AHEAD as usize + 1;
 
 impl Newest {
     fn put(&self, version: Version, weights: Snapshot) {

@@ -1,6 +1,8 @@
 //! A small world for the dataflow: ports whose every answer is a function of a seed, and a run that cannot hang a test.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; all of it is tests")]
 
+pub mod streams;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -14,7 +16,7 @@ use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status, Step, Stop, Version};
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::score::Scorer;
-use tidegate_operators::seal::Log;
+use tidegate_operators::seal::{AHEAD, Log};
 use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
 
@@ -54,13 +56,16 @@ pub struct World {
     pub refused: u64,
     pub discarded: u64,
     pub unscored: u64,
-    /// Longest sleep in a port call, microseconds.
+    /// Longest sleep in a port call, microseconds; and the sleep in each call of one port.
     pub sleep: u64,
+    pub slow: Option<(Call, u64)>,
     /// The n-th call (from 0) of a port goes wrong.
     pub trouble: Option<(Call, u64, Trouble)>,
     pub calls: Arc<AtomicU64>,
-    /// Steps that the learner finished.
+    /// Steps that the learner finished, and how many of them were at most not yet sealed.
     pub done: Arc<AtomicU64>,
+    pub ahead: Arc<AtomicU64>,
+    pub census: Census,
 }
 
 impl Default for World {
@@ -74,9 +79,12 @@ impl Default for World {
             discarded: 0,
             unscored: 0,
             sleep: 0,
+            slow: None,
             trouble: None,
             calls: Arc::default(),
             done: Arc::default(),
+            ahead: Arc::default(),
+            census: Census::new(),
         }
     }
 }
@@ -117,6 +125,9 @@ impl World {
         if self.sleep > 0 {
             let count = self.calls.load(Ordering::Relaxed);
             std::thread::sleep(Duration::from_micros(draw(&[self.seed, 9, call as u64, count]) % self.sleep));
+        }
+        if let Some((_, sleep)) = self.slow.filter(|(slow, _)| *slow == call) {
+            std::thread::sleep(Duration::from_micros(sleep));
         }
         let Some((which, turn, trouble)) = self.trouble.filter(|(which, _, _)| *which == call) else { return Ok(()) };
         if self.calls.fetch_add(1, Ordering::Relaxed) != turn {
@@ -289,6 +300,9 @@ pub struct FakeLog {
 impl Log for FakeLog {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
         self.world.call(Call::Seal)?;
+        let ahead = (self.world.done.load(Ordering::SeqCst) + 1).saturating_sub(step.step);
+        assert!(ahead <= AHEAD, "the learner is {ahead} steps ahead of the log at step {}", step.step);
+        self.world.ahead.fetch_max(ahead, Ordering::SeqCst);
         self.steps.lock().unwrap().push(step);
         Ok(())
     }
@@ -358,7 +372,7 @@ pub fn run_with<L: Learner<Weights = u64> + 'static>(
     world.done.store(plan.start.version, Ordering::SeqCst);
     let what = format!("{plan:?}, {world:?}");
     let log = Arc::new(Mutex::new(Vec::new()));
-    let census = Census::new();
+    let census = world.census.clone();
     let (told, notices) = mpsc::channel();
     let (plan, world, halt, steps, counts) = (plan.clone(), world.clone(), halt.clone(), Arc::clone(&log), census.clone());
     let told = Mutex::new(told);
