@@ -79,9 +79,8 @@ impl Generator for IdleGenerator {
 }
 
 impl Scorer for Idle {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
-        rollout.reward = Some((rollout.sample % 2) as f32);
-        Ok(())
+    fn score(&mut self, rollout: Rollout) -> Result<Option<Rollout>, Fault> {
+        Ok(Some(Rollout { reward: Some((rollout.sample % 2) as f32), ..rollout }))
     }
 }
 

@@ -87,7 +87,9 @@ pub struct Probes {
 /// #     fn running(&self) -> usize { self.rollouts.len() }
 /// # }
 /// # impl Scorer for Engine {
-/// #     fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> { rollout.reward = Some(1.0); Ok(()) }
+/// #     fn score(&mut self, rollout: Rollout) -> Result<Option<Rollout>, Fault> {
+/// #         Ok(Some(Rollout { reward: Some(1.0), ..rollout }))
+/// #     }
 /// # }
 /// # impl Estimator for Engine {
 /// #     fn estimate(&mut self, _: &mut [Rollout]) -> Result<Option<Reason>, Fault> { Ok(None) }

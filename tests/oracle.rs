@@ -19,7 +19,6 @@ use tidegate_operators::generate::Generator;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Group, Reason, Rollout, SealedStep, Status, Step, Version};
 use tidegate_operators::schedule::Schedule;
-use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::Log;
 use tidegate_operators::train::{Learner, Trained};
 
@@ -68,7 +67,7 @@ fn synchronous(plan: &Plan, mut prompts: ToyPrompts) -> Vec<SealedStep> {
             while generator.running() > 0 {
                 rollouts.extend(generator.step().unwrap());
             }
-            rollouts.iter_mut().for_each(|rollout| ToyScorer.score(rollout).unwrap());
+            rollouts.iter_mut().for_each(|rollout| ToyScorer.reward(rollout));
             match LeaveOneOut.estimate(&mut rollouts).unwrap() {
                 None => batch.extend(rollouts),
                 Some(reason) => discarded.extend(rollouts.into_iter().map(|rollout| {

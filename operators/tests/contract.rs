@@ -67,9 +67,9 @@ fn score_keeps_times_and_ends() {
 struct SlowScorer;
 
 impl Scorer for SlowScorer {
-    fn score(&mut self, _: &mut Rollout) -> Result<(), Fault> {
+    fn score(&mut self, rollout: Rollout) -> Result<Option<Rollout>, Fault> {
         std::thread::sleep(Duration::from_millis(1));
-        Ok(())
+        Ok(Some(rollout))
     }
 }
 

@@ -227,7 +227,7 @@ impl Generator for FakeGenerator {
 pub struct FakeScorer(World);
 
 impl Scorer for FakeScorer {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
+    fn score(&mut self, mut rollout: Rollout) -> Result<Option<Rollout>, Fault> {
         self.0.call(Call::Score)?;
         assert!(rollout.trainable());
         let (number, sample) = (rollout.group.number, u64::from(rollout.sample));
@@ -236,7 +236,7 @@ impl Scorer for FakeScorer {
         } else {
             rollout.reward = Some((draw(&[self.0.seed, 4, number, sample]) % 2) as f32);
         }
-        Ok(())
+        Ok(Some(rollout))
     }
 }
 
@@ -358,15 +358,12 @@ pub fn run(
 }
 
 /// The same, with some of the ports changed on some workers.
-pub fn run_with<L: Learner<Weights = u64> + 'static>(
+pub fn run_with<S: Scorer + 'static, L: Learner<Weights = u64> + 'static>(
     plan: &Plan,
     world: &World,
     workers: usize,
     halt: &Halt,
-    change: impl Fn(usize, FakePorts) -> Ports<FakePrompts, FakeGenerator, FakeScorer, FakeEstimator, L, FakeLog>
-    + Send
-    + Sync
-    + 'static,
+    change: impl Fn(usize, FakePorts) -> Ports<FakePrompts, FakeGenerator, S, FakeEstimator, L, FakeLog> + Send + Sync + 'static,
     each: impl Fn(usize, &Probes) + Send + Sync + 'static,
 ) -> Outcome {
     world.done.store(plan.start.version, Ordering::SeqCst);

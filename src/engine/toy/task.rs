@@ -78,14 +78,21 @@ impl Prompts for ToyPrompts {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ToyScorer;
 
-impl Scorer for ToyScorer {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
+impl ToyScorer {
+    /// Fills the rollout's reward.
+    pub fn reward(self, rollout: &mut Rollout) {
         let answer = rollout.group.prompt.answer.as_str();
         let starts = if rollout.text.starts_with(answer) { 0.5 } else { 0.0 };
         let ends = if rollout.text == answer && rollout.tokens.last() == Some(&EOS) { 0.5 } else { 0.0 };
         rollout.reward = Some(starts + ends);
         rollout.reward_parts = vec![("starts".to_owned(), starts), ("ends".to_owned(), ends)];
-        Ok(())
+    }
+}
+
+impl Scorer for ToyScorer {
+    fn score(&mut self, mut rollout: Rollout) -> Result<Option<Rollout>, Fault> {
+        self.reward(&mut rollout);
+        Ok(Some(rollout))
     }
 }
 
@@ -120,7 +127,7 @@ mod tests {
         let reward = |tokens: &[u32]| {
             let text = ToyTokenizer.decode(tokens);
             let mut rollout = Rollout { group: group.clone(), tokens: tokens.to_vec(), text, ..Rollout::default() };
-            ToyScorer.score(&mut rollout).unwrap();
+            ToyScorer.reward(&mut rollout);
             rollout.reward
         };
         assert_eq!(reward(&[2, EOS]), Some(1.0));
