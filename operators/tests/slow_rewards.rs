@@ -301,8 +301,8 @@ fn run_at_desk(plan: &Plan, halt: &Halt, logic: impl Fn(&World, &Desk) + Send + 
     let (desk, watched) = (Desk::default(), world.clone());
     let port = desk.clone();
     let change = move |_, ports: FakePorts| {
-        let Ports { prompts, generator, estimator, learner, log, .. } = ports;
-        Ports { prompts, generator, scorer: Some(port.clone()), estimator, learner, log }
+        let Ports { prompts, generator, estimator, learner, log, waiting, .. } = ports;
+        Ports { prompts, generator, scorer: Some(port.clone()), estimator, learner, log, waiting }
     };
     run_with(plan, &world, 1, halt, change, move |_, _| logic(&watched, &desk))
 }

@@ -36,6 +36,13 @@ pub trait Engine {
     /// The longest sequence, tokens, prompt included.
     fn longest(&self) -> usize;
     fn encode(&self) -> Encode;
+    /// The model's folder, where what belongs to its tokenizer lies; None where it needs none.
+    fn folder(&self) -> Option<&Path>;
+    /// The hash of each tensor, as in [`Metrics::weights`](tidegate_operators::record::Metrics::weights).
+    ///
+    /// # Errors
+    /// A device that refuses.
+    fn hashes(&self) -> Result<Vec<(String, String)>>;
     /// Bytes of a checkpoint: weights and optimizer.
     fn checkpoint_bytes(&self) -> u64;
 
@@ -60,6 +67,8 @@ pub trait Engine {
     fn learner(&self, learning: &Learning, sampling: &Sampling, steps: Step, version: Version) -> Result<Self::Learner>;
     /// The learner's version: the last step that it finished.
     fn version(learner: &Self::Learner) -> Version;
+    /// From its next step on the learner learns so, towards `steps` steps. It keeps its weights and what it remembers.
+    fn relearn(learner: &mut Self::Learner, learning: &Learning, steps: Step);
     /// A copy of what the learner remembers besides its weights, between two steps.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::store::{RunFolder, StepFile, steps};
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Metrics, Rollout, Status, Step};
@@ -14,6 +15,8 @@ pub struct RecordedStep {
     pub metrics: Metrics,
     /// The batch, in its order; discarded groups are left out.
     pub batch: Vec<Rollout>,
+    /// Text of the specification that it was trained under.
+    pub spec: String,
 }
 
 /// The recorded steps that were read and not yet compared: a handful, since a replay reads just ahead of itself.
@@ -24,6 +27,11 @@ impl Expected {
     /// The recorded step, out of the list.
     pub fn take(&self, step: Step) -> Option<RecordedStep> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&step)
+    }
+
+    /// The specification of a step that was read.
+    pub fn spec(&self, step: Step) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&step).map(|recorded| recorded.spec.clone())
     }
 
     fn put(&self, step: Step, recorded: RecordedStep) {
@@ -40,13 +48,14 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// The first `count` steps of a run.
+    /// Some steps of a run.
     ///
     /// # Errors
     /// A folder that cannot be listed.
-    pub fn open(folder: &RunFolder, count: u64) -> Result<Recording> {
-        let files = Box::new(steps(folder)?.take(usize::try_from(count).unwrap_or(usize::MAX)));
-        Ok(Recording { files, groups: VecDeque::new(), expected: Expected::default(), next: 1 })
+    pub fn open(folder: &RunFolder, wanted: RangeInclusive<Step>) -> Result<Recording> {
+        let next = *wanted.start();
+        let files = Box::new(steps(folder, wanted)?);
+        Ok(Recording { files, groups: VecDeque::new(), expected: Expected::default(), next })
     }
 
     /// What the steps must come to, filled as they are read.
@@ -68,7 +77,7 @@ impl Recording {
             rollouts.iter().filter(|r| r.status == Status::Trained).map(|r| r.group.number).collect();
         let batch: Vec<Rollout> = rollouts.into_iter().filter(|r| trained.contains(&r.group.number)).collect();
         self.groups.extend(batch.chunk_by(|a, b| a.group.number == b.group.number).map(<[Rollout]>::to_vec));
-        self.expected.put(footer.step, RecordedStep { metrics, batch });
+        self.expected.put(footer.step, RecordedStep { metrics, batch, spec: footer.info.spec });
         Ok(())
     }
 }

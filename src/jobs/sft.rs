@@ -241,7 +241,11 @@ fn pair(item: Item, policy: &Policy) -> Result<Rollout> {
     tokens.extend(policy.config.eos_token_id.first());
     let n = tokens.len();
     Ok(Rollout {
-        group: Arc::new(Group { size: 1, prompt: data::prompt(0, item, &policy.tokenizer)?, ..Group::default() }),
+        group: Arc::new(Group {
+            size: 1,
+            prompt: data::prompt(0, item, &|text| policy.tokenizer.encode(text))?,
+            ..Group::default()
+        }),
         tokens,
         mask: vec![true; n],
         logp_behavior: vec![0.0; n],

@@ -10,6 +10,7 @@ mod footer;
 mod guard;
 pub mod layout;
 pub mod ledger;
+pub mod lock;
 pub mod metrics;
 pub mod reader;
 pub mod rows;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use tidegate_operators::record::{Rollout, SealedStep, Step};
 
@@ -69,12 +70,13 @@ pub fn read_footer(path: &Path) -> Result<Footer> {
     Ok(Footer::from_file(path, step_of(path), metadata.metadata().file_metadata(), &mut Vec::new())?.0)
 }
 
-/// The run's sealed steps in order, one file in memory at a time. The tail is not among them.
+/// Those of the run's sealed steps that are wanted, in order, one file in memory at a time. The tail is not among them.
 ///
 /// # Errors
 /// A folder that cannot be listed; each item as [`read_step`].
-pub fn steps(folder: &RunFolder) -> Result<impl Iterator<Item = Result<StepFile>> + use<>> {
-    let paths: Vec<_> = folder.sealed_steps()?.into_iter().map(|step| folder.log_file(LogFile::Step(step))).collect();
+pub fn steps(folder: &RunFolder, wanted: RangeInclusive<Step>) -> Result<impl Iterator<Item = Result<StepFile>> + use<>> {
+    let steps = folder.sealed_steps()?.into_iter().filter(|step| wanted.contains(step));
+    let paths: Vec<_> = steps.map(|step| folder.log_file(LogFile::Step(step))).collect();
     Ok(paths.into_iter().map(|path| read_step(&path)))
 }
 

@@ -40,6 +40,14 @@ impl Engine for Policy {
         Arc::new(move |text| tokenizer.encode(text))
     }
 
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.folder)
+    }
+
+    fn hashes(&self) -> Result<Vec<(String, String)>> {
+        self.snapshot()?.hashes(&self.layout)
+    }
+
     fn checkpoint_bytes(&self) -> u64 {
         12 * self.layout.total as u64
     }
@@ -66,6 +74,10 @@ impl Engine for Policy {
 
     fn version(learner: &TorchLearner) -> Version {
         learner.version()
+    }
+
+    fn relearn(learner: &mut TorchLearner, learning: &Learning, steps: Step) {
+        learner.relearn(learning, steps);
     }
 
     fn optimizer(learner: &TorchLearner) -> Result<State> {

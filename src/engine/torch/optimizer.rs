@@ -108,6 +108,12 @@ impl AdamW {
         Ok(())
     }
 
+    /// Updates so from the next one on; what it remembers stays.
+    pub fn relearn(&mut self, learning: &Learning) {
+        let Learning { beta1, beta2, eps, weight_decay, .. } = *learning;
+        (self.beta1, self.beta2, self.eps, self.weight_decay) = (beta1, beta2, eps, weight_decay);
+    }
+
     /// For checkpoints.
     pub fn state(&self) -> &State {
         &self.state

@@ -79,6 +79,14 @@ impl Engine for ToyEngine {
         Arc::new(|text| ToyTokenizer.encode(text))
     }
 
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
+
+    fn hashes(&self) -> Result<Vec<(String, String)>> {
+        Ok(self.weights.hashes())
+    }
+
     fn checkpoint_bytes(&self) -> u64 {
         12 * (self.weights.logits.len() + self.weights.values.len()) as u64
     }
@@ -105,6 +113,10 @@ impl Engine for ToyEngine {
 
     fn version(learner: &ToyLearner) -> Version {
         learner.version()
+    }
+
+    fn relearn(learner: &mut ToyLearner, learning: &Learning, steps: Step) {
+        learner.relearn(learning, steps);
     }
 
     fn optimizer(learner: &ToyLearner) -> Result<ToyOptimizer> {
@@ -135,8 +147,7 @@ impl Writer<ToyWeights, ToyOptimizer> for ToyWriter {
         let model = [("logits", &*weights.logits), ("values", &*weights.values)];
         write(&folder.join(MODEL), model, 0)?;
         let [[logits_m, logits_v], [values_m, values_v]] = &optimizer.moments;
-        let moments =
-            [("logits.m", logits_m), ("logits.v", logits_v), ("values.m", values_m), ("values.v", values_v)];
+        let moments = [("logits.m", logits_m), ("logits.v", logits_v), ("values.m", values_m), ("values.v", values_v)];
         write(&folder.join(OPTIMIZER), moments, optimizer.updates)
     }
 }

@@ -44,6 +44,11 @@ impl ToyLearner {
         self.version
     }
 
+    /// Learns so from its next step on, towards `steps` steps.
+    pub fn relearn(&mut self, learning: &Learning, steps: Step) {
+        (self.learning, self.steps) = (learning.clone(), steps);
+    }
+
     /// What it remembers besides its weights.
     pub fn optimizer(&self) -> ToyOptimizer {
         let moments = self.moments.clone().map(|Moments { first, second }| [first, second]);
@@ -57,7 +62,12 @@ impl ToyLearner {
     pub fn restore(&mut self, optimizer: ToyOptimizer) -> Result<(), String> {
         for (mine, [first, second]) in self.moments.iter().zip(&optimizer.moments) {
             if [first.len(), second.len()] != [mine.first.len(); 2] {
-                return Err(format!("moments of {} and {} numbers, expected {}", first.len(), second.len(), mine.first.len()));
+                return Err(format!(
+                    "moments of {} and {} numbers, expected {}",
+                    first.len(),
+                    second.len(),
+                    mine.first.len()
+                ));
             }
         }
         self.moments = optimizer.moments.map(|[first, second]| Moments { first, second });

@@ -42,23 +42,21 @@ impl ToyTokenizer {
 pub struct ToyPrompts {
     rows: u64,
     limit: u64,
-    next: u64,
 }
 
 impl ToyPrompts {
     /// Prompts that end after `limit`; `rows` (at least 1) of them are an epoch.
     pub fn new(rows: u64, limit: u64) -> Self {
-        ToyPrompts { rows: rows.max(1), limit, next: 0 }
+        ToyPrompts { rows: rows.max(1), limit }
     }
 }
 
 impl Prompts for ToyPrompts {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
-        if self.next >= self.limit {
+    fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
+        if number >= self.limit {
             return Ok(None);
         }
-        let (id, epoch) = (self.next % self.rows, self.next / self.rows);
-        self.next += 1;
+        let (id, epoch) = (number % self.rows, number / self.rows);
         let letter = |i: u64| &LETTERS[(i % 14) as usize..][..1];
         let text = format!("{}{}", letter(id % 3), letter(id / 3));
         let tokens = ToyTokenizer.encode(&text).map_err(|e| Fault::new("prompts", e))?;
@@ -113,7 +111,7 @@ mod tests {
     #[test]
     fn prompts_end_and_repeat() {
         let mut prompts = ToyPrompts::new(4, 6);
-        let all = std::iter::from_fn(|| prompts.next().unwrap()).collect::<Vec<_>>();
+        let all = (0..).map_while(|number| prompts.prompt(number).unwrap()).collect::<Vec<_>>();
         let text = all.iter().map(|p| (p.id, p.epoch, p.text.as_str(), p.answer.as_str())).collect::<Vec<_>>();
         let row = [(0, 0, "aa", "b"), (1, 0, "ba", "c"), (2, 0, "ca", "d"), (3, 0, "ab", "b")];
         assert_eq!(text[..4], row);
