@@ -70,7 +70,7 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
 }
 
 /// The longest completion must leave room for a prompt.
-fn fits(sampling: &Sampling, policy: &Policy) -> Result<()> {
+pub(super) fn fits(sampling: &Sampling, policy: &Policy) -> Result<()> {
     let longest = policy.config.max_position_embeddings;
     if sampling.max_tokens as i64 >= longest {
         let why = format!("the model's longest sequence, prompt included, is {longest} tokens; leave room for the prompt");

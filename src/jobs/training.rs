@@ -8,9 +8,10 @@ use crate::engine::torch::weights::Snapshot;
 use crate::error::Result;
 use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, Shown};
+use crate::jobs::say;
 use crate::pipeline::{self, WorkerTime};
 use crate::spec::Spec;
-use crate::store::{FooterInfo, ParquetLog, RunFolder};
+use crate::store::{FooterInfo, ParquetLog, Room, RunFolder};
 use crate::tasks::reward::Reward;
 use crate::tasks::source;
 use std::collections::{BTreeMap, VecDeque};
@@ -69,7 +70,7 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
         tokenizer: policy.tokenizer.hash().to_owned(),
         learner_threads: u32::from(threads(spec)[plan.learner]),
     };
-    let log = Shown::new(ParquetLog::new(folder.clone(), info), progress.clone());
+    let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
     let (mut log, mut prompts) = (Some(log), Some(prompts));
     let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
@@ -117,6 +118,11 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
         seconds,
         generated_tokens: counters.tokens.load(Ordering::Relaxed),
     })
+}
+
+/// Where a full disk makes a run wait: until there is room, or a halt.
+pub fn room(halt: &Halt) -> Room {
+    Room::new(halt, |line| say(line))
 }
 
 /// libtorch threads by worker; a worker with both roles gets the larger number.

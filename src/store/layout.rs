@@ -208,14 +208,17 @@ pub fn temporary(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// What `write` returned, or the disk; the temporary file is then removed.
-pub fn write_sealed<E: ToString>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()> {
+pub fn write_sealed<E>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()>
+where
+    E: Into<Box<dyn std::error::Error>>,
+{
     let unfinished = temporary(path);
     let attempt = || {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
-        let mut file = options.open(&unfinished).map_err(|e| Error::file(&unfinished, e))?;
-        write(&mut file).map_err(|e| Error::file(path, e.to_string()))?;
-        file.sync_all().map_err(|e| Error::file(&unfinished, e))
+        let mut file = options.open(&unfinished).map_err(|e| Error::write(&unfinished, &e))?;
+        write(&mut file).map_err(|e| Error::write(path, &*e.into()))?;
+        file.sync_all().map_err(|e| Error::write(&unfinished, &e))
     };
     if let Err(error) = attempt() {
         // The first error is the one to report; a temporary that stays is reaped at the next start.
@@ -230,7 +233,7 @@ pub fn write_sealed<E: ToString>(path: &Path, write: impl FnOnce(&mut File) -> R
 /// # Errors
 /// The disk refuses.
 pub fn seal_by_rename(path: &Path) -> Result<()> {
-    fs::rename(temporary(path), path).map_err(|e| Error::file(path, e))?;
+    fs::rename(temporary(path), path).map_err(|e| Error::write(path, &e))?;
     sync_folder(path.parent().unwrap_or(Path::new(".")))
 }
 

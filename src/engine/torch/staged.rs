@@ -18,7 +18,7 @@ impl Staged {
     pub fn new(folder: &Path) -> Result<Staged> {
         let temporary = beside(folder, "tmp")?;
         remove(&temporary)?;
-        fs::create_dir_all(&temporary).map_err(|e| Error::file(&temporary, e))?;
+        fs::create_dir_all(&temporary).map_err(|e| Error::write(&temporary, &e))?;
         Ok(Staged { folder: folder.to_owned(), temporary })
     }
 
@@ -32,7 +32,7 @@ impl Staged {
     /// # Errors
     /// A disk that refuses.
     pub fn seal(self) -> Result<()> {
-        let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::file(path, e));
+        let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::write(path, &e));
         for entry in fs::read_dir(&self.temporary).map_err(|e| Error::file(&self.temporary, e))? {
             sync(&entry.map_err(|e| Error::file(&self.temporary, e))?.path())?;
         }
@@ -42,7 +42,7 @@ impl Staged {
             remove(&replaced)?;
             fs::rename(&self.folder, &replaced).map_err(|e| Error::file(&self.folder, e))?;
         }
-        fs::rename(&self.temporary, &self.folder).map_err(|e| Error::file(&self.folder, e))?;
+        fs::rename(&self.temporary, &self.folder).map_err(|e| Error::write(&self.folder, &e))?;
         match self.folder.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => sync(parent)?,
             _ => sync(Path::new("."))?,
