@@ -1,5 +1,6 @@
 //! `sft`: a supervised warm start with the learner that `run` uses.
 
+use crate::durable::temporary;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
@@ -15,7 +16,6 @@ use crate::jobs::{print, run, say, signals};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::spec::{self, EvalSpec};
-use crate::store::layout::temporary;
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
 use crate::tasks::reward::Reward;
@@ -140,7 +140,7 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
     device::set_threads(spec.threads);
     let interrupt = signals::listen("ending; a model that is not trained to its end is not saved", "")?;
     let reward = Reward::new(&spec.reward)?;
-    let new = spec.model.path.as_os_str().is_empty().then(|| New(temporary(&spec.output)));
+    let new = spec.model.path.as_os_str().is_empty().then(|| New(untrained(&spec.output)));
     let from = new.as_ref().map_or(spec.model.path.as_path(), |new| &new.0);
     let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: from, purpose: Use::Pairs };
     let pairs = data.training(spec.seed, &reward)?;
@@ -178,6 +178,13 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
 
 fn learning(spec: &SftSpec) -> Learning {
     Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() }
+}
+
+/// Where a new model stands until it is trained: not where the trained one is staged.
+fn untrained(output: &Path) -> PathBuf {
+    let mut name = output.file_name().unwrap_or_default().to_owned();
+    name.push(".start");
+    temporary(&output.with_file_name(name))
 }
 
 /// The model in the folder `from`; a new one is made there first.

@@ -11,13 +11,12 @@
 //!
 //! Whatever is not finished has a name that ends in `.tmp`, so that `*.parquet` never matches it.
 
+use crate::durable::{names, reap, sync_folder, write_sealed};
 use crate::error::{Error, Result};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use tidegate_operators::record::Step;
-
-const TEMPORARY: &str = ".tmp";
 
 /// A folder that holds one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,74 +195,10 @@ impl RunFolder {
     }
 }
 
-/// The name that a file or folder has until it is finished: its own with `.tmp` behind it.
-pub fn temporary(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(TEMPORARY);
-    PathBuf::from(name)
-}
-
-/// Writes a file under a temporary name, makes it durable, renames it and makes its folder durable: a reader sees all of it
-/// or nothing.
-///
-/// # Errors
-/// What `write` returned, or the disk; the temporary file is then removed.
-pub fn write_sealed<E>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()>
-where
-    E: Into<Box<dyn std::error::Error>>,
-{
-    let unfinished = temporary(path);
-    let attempt = || {
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
-        let mut file = options.open(&unfinished).map_err(|e| Error::write(&unfinished, &e))?;
-        write(&mut file).map_err(|e| Error::write(path, &*e.into()))?;
-        file.sync_all().map_err(|e| Error::write(&unfinished, &e))
-    };
-    if let Err(error) = attempt() {
-        // The first error is the one to report; a temporary that stays is reaped at the next start.
-        let _ = fs::remove_file(&unfinished);
-        return Err(error);
-    }
-    seal_by_rename(path)
-}
-
-/// Gives a finished file or folder, written at [`temporary`]`(path)` and already durable, its own name, durably.
-///
-/// # Errors
-/// The disk refuses.
-pub fn seal_by_rename(path: &Path) -> Result<()> {
-    fs::rename(temporary(path), path).map_err(|e| Error::write(path, &e))?;
-    sync_folder(path.parent().unwrap_or(Path::new(".")))
-}
-
-fn sync_folder(path: &Path) -> Result<()> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| Error::file(path, e))
-}
-
-fn names(folder: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(Error::file(folder, e)),
-    };
-    let name = |entry: io::Result<fs::DirEntry>| entry.map(|e| e.file_name().to_string_lossy().into_owned());
-    entries.map(name).collect::<io::Result<_>>().map_err(|e| Error::file(folder, e))
-}
-
-fn reap(folder: &Path) -> Result<()> {
-    for name in names(folder)?.iter().filter(|name| name.ends_with(TEMPORARY)) {
-        let path = folder.join(name);
-        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        removed.map_err(|e| Error::file(&path, e))?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::durable::temporary;
 
     #[test]
     fn names_are_padded_and_come_back() {
@@ -323,14 +258,5 @@ mod tests {
         assert_eq!(folder.tail().unwrap(), None);
         fs::write(folder.log_file(LogFile::Tail(100_000_001)), "").unwrap();
         assert_eq!(folder.tail().unwrap(), Some(LogFile::Tail(100_000_001)));
-    }
-
-    #[test]
-    fn a_write_that_fails_leaves_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        let error = write_sealed(&path, |_| Err("no")).unwrap_err();
-        assert_eq!(error.to_string(), format!("{}: no", path.display()));
-        assert!(names(dir.path()).unwrap().is_empty());
     }
 }

@@ -1,9 +1,10 @@
 //! `metrics.parquet`: one row a step, derived from the footers of the step files.
 
 use super::footer::metrics_fields;
-use super::layout::{LogFile, RunFolder, write_sealed};
+use super::layout::{LogFile, RunFolder};
 use super::reader::read_footer;
 use super::seal::CREATED_BY;
+use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use arrow::array::{ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch};
 use arrow::datatypes::Schema;

@@ -2,12 +2,13 @@
 
 use super::encode::encode;
 use super::footer::{Footer, FooterInfo};
-use super::layout::{LogFile, RunFolder, write_sealed};
+use super::layout::{LogFile, RunFolder};
 use super::reader::read_step;
 use super::room::Room;
 use super::schema::{SCHEMA_VERSION, schema};
 use super::seal::{CREATED_BY, Hashed, seal_footer};
 use super::size;
+use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding, ZstdLevel};

@@ -3,10 +3,10 @@
 //! A folder written here loads in transformers, and a folder written there loads here. The value head has a file of its own,
 //! since other programs' models have none.
 
+use crate::durable::Staged;
 use crate::engine::sampler::uniform;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::layout::{Entry, Layout, ValueHead};
-use crate::engine::torch::staged::Staged;
 use crate::engine::torch::weights::{hashes, little_endian_bytes};
 use crate::error::{Error, Result};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize_to_file};

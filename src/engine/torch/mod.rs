@@ -22,7 +22,6 @@ pub mod model;
 pub mod optimizer;
 pub mod pack;
 pub mod policy;
-pub mod staged;
 pub mod weights;
 
 use crate::error::Error;

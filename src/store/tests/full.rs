@@ -1,8 +1,9 @@
 //! A full disk: the log waits, and what it writes then is whole.
 
 use super::{run, small_step};
+use crate::durable::{temporary, write_sealed};
 use crate::error::Error;
-use crate::store::layout::{LogFile, temporary, write_sealed};
+use crate::store::layout::LogFile;
 use crate::store::{Room, read_step, size};
 use parquet::errors::ParquetError;
 use std::io::{self, ErrorKind};
