@@ -1,14 +1,15 @@
 //! What each command does, one file a job, and what they share.
 //!
 //! * jobs: [`run`], [`sft`], [`replay`], [`analyze`];
-//! * shared: [`data`] prompts, [`ports`] of the dataflow, [`training`] the dataflow on its workers, [`eval`] held-out success,
-//!   [`progress`] what is shown meanwhile, [`summary`] at the end, [`signals`];
+//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`ports`] of the dataflow, [`training`] the dataflow on its
+//!   workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the end, [`signals`];
 //! * of replay: [`recording`] its source, [`verdict`] what it came to.
 
 pub mod analyze;
 pub mod data;
 pub mod eval;
 pub mod ports;
+pub mod preflight;
 pub mod progress;
 pub mod recording;
 pub mod replay;

@@ -7,6 +7,7 @@ use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
 use crate::jobs::data::Data;
 use crate::jobs::eval::{Evaluation, Mode, evaluate};
+use crate::jobs::preflight::{self, Disk};
 use crate::jobs::summary::{Evaluations, Summary};
 use crate::jobs::training::{self, Training};
 use crate::jobs::{Output, print, say, signals};
@@ -25,6 +26,7 @@ use tidegate_operators::fault::Halt;
 /// a signal.
 pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
+    preflight::writable(&spec.output)?;
     let mut policy = Policy::load(&spec.model.path, &spec.model.device, head)?;
     fits(&spec.generate, &policy)?;
     let reward = Reward::new(&spec.reward)?;
@@ -35,6 +37,10 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     spec.output = folder.path().to_owned();
     folder.write_spec(&spec.to_text())?;
     say(plan(&spec, &policy));
+    let prompt_tokens = preflight::prompt_tokens(&prompts, &policy.tokenizer)?;
+    let disk = Disk::of(&spec, spec.steps, policy.layout.parameters() as u64, prompt_tokens, 1);
+    say(&disk);
+    disk.warning().into_iter().for_each(say);
     if spec.batch.group_size == 1 && !spec.has_critic() {
         say(
             "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",

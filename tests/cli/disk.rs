@@ -1,6 +1,6 @@
 //! A disk that is full, and folders that cannot be written.
 
-use crate::harness::workplace;
+use crate::harness::{files, steps, tidegate, workplace};
 use crate::running::{Running, whole};
 use std::fs;
 use std::path::PathBuf;
@@ -69,10 +69,47 @@ fn a_pause_for_room_can_be_ended() {
     running.signal("INT");
     let (ran, dir) = running.end();
     let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
-    let sealed = crate::harness::steps(&folder).len();
+    let sealed = steps(&folder).len();
     let lost = format!(": step {} is not on disk, nor is what came after it", sealed + 1);
     ran.refused(1, &["error: seal: ", "No space left on device", &lost]);
     assert!(ran.err.contains(&format!("\n{sealed} steps are sealed in runs/spec\n")), "{}", ran.err);
-    assert!(crate::harness::files(folder.path()).iter().all(|name| !name.ends_with(".tmp")));
+    assert!(files(folder.path()).iter().all(|name| !name.ends_with(".tmp")));
+    drop(disk);
+}
+
+/// Catches a run that loads its model and then finds no place to write, and an error that does not say which.
+#[test]
+fn a_place_that_cannot_be_written_is_refused_first() {
+    let dir = workplace();
+    for (output, why) in [
+        ("spec.toml/run", "output = spec.toml/run: spec.toml is a file, not a folder"),
+        ("/proc/self/run", "output = /proc/self/run: nothing can be written in /proc/self: "),
+    ] {
+        let (output, model) = (format!("output={output}"), "model.path=no-model");
+        tidegate(dir.path(), &["run", "spec.toml", "--set", &output, "--set", model]).refused(2, &[why]);
+    }
+    let Some(disk) = Disk::mount(&dir) else { return };
+    let options = ["-o", "remount,ro"];
+    assert!(Command::new("mount").args(options).arg(&disk.0).status().unwrap().success());
+    let ran = tidegate(dir.path(), &["run", "spec.toml", "--set", "model.path=no-model"]);
+    ran.refused(2, &["output = runs/spec: nothing can be written in runs: Read-only file system"]);
+}
+
+/// Catches a plan that does not say what the disk must hold, and a run that does not fit and is not warned of.
+#[test]
+fn the_plan_says_what_the_disk_must_hold() {
+    let dir = workplace();
+    let Some(disk) = Disk::mount(&dir) else { return };
+    let running = Running::at(dir, &["env", "--default-signal=INT"], &["run", "spec.toml", "--set", "steps=1000000"]);
+    running.until_said("warning   ");
+    running.signal("INT");
+    let (ran, _dir) = running.end();
+    let line = |start| ran.err.lines().find(|line| line.starts_with(start)).unwrap();
+    assert!(line("disk      about ").contains(" GB for the log (at most "), "{}", ran.err);
+    assert!(
+        line("warning   ").ends_with(" kB are free in runs/spec: the run will pause when they are used up"),
+        "{}",
+        ran.err
+    );
     drop(disk);
 }
