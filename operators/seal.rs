@@ -138,9 +138,9 @@ impl<D: Log + Send + 'static> Queue<D> {
             let log = self.log.take().ok_or_else(missing)?;
             self.writer = Some(Writer::start(log, self.waker.clone())?);
         }
-        // One that has ended has told of its fault before.
-        let sent = self.writer.as_ref().map(|writer| writer.steps.send(step));
-        sent.map_or(Ok(()), |sent| sent.map_err(|_| Fault::new("seal", "the log has ended")))
+        // One that has ended has a fault to tell of, which is still to be heard.
+        let _ = self.writer.as_ref().map(|writer| writer.steps.send(step));
+        Ok(())
     }
 
     /// What became of the next step that was sent, if that is known.

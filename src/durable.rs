@@ -31,15 +31,18 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// or nothing.
 ///
 /// # Errors
-/// What `write` returned, or the disk; the temporary file is then removed.
-pub fn write_sealed<E: ToString>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()> {
+/// What `write` returned, or the disk ([`Error::Full`] where it is full); the temporary file is then removed.
+pub fn write_sealed<E>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()>
+where
+    E: Into<Box<dyn std::error::Error>>,
+{
     let unfinished = temporary(path);
     let attempt = || {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
-        let mut file = options.open(&unfinished).map_err(|e| Error::file(&unfinished, e))?;
-        write(&mut file).map_err(|e| Error::file(path, e.to_string()))?;
-        file.sync_all().map_err(|e| Error::file(&unfinished, e))?;
+        let mut file = options.open(&unfinished).map_err(|e| Error::write(&unfinished, &e))?;
+        write(&mut file).map_err(|e| Error::write(path, &*e.into()))?;
+        file.sync_all().map_err(|e| Error::write(&unfinished, &e))?;
         crash::at("file: written");
         rename(&unfinished, path)
     };
@@ -70,7 +73,7 @@ impl Staged {
         }
         let temporary = temporary(folder);
         remove(&temporary)?;
-        fs::create_dir_all(&temporary).map_err(|e| Error::file(&temporary, e))?;
+        fs::create_dir_all(&temporary).map_err(|e| Error::write(&temporary, &e))?;
         Ok(Staged { folder: folder.to_owned(), temporary })
     }
 
@@ -157,11 +160,11 @@ pub fn sync_parent(path: &Path) -> Result<()> {
 }
 
 fn sync(path: &Path) -> Result<()> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::file(path, e))
+    File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::write(path, &e))
 }
 
 fn rename(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(|e| Error::file(to, e))
+    fs::rename(from, to).map_err(|e| Error::write(to, &e))
 }
 
 /// Removes a file, or a folder and all in it, if there is one.

@@ -3,7 +3,7 @@
 mod check;
 mod read;
 
-pub use check::check_learning;
+pub use check::{check_counts, check_learning, check_sampling, check_threads};
 pub use read::{read, text_of};
 
 use crate::engine::spec::{Learning, Sampling};

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Start here: tidegate run data/demo.toml\nExit codes: 0 done, 1 the run failed, 2 wrong usage or \
-                        configuration, 130/143 stopped by a signal after a clean shutdown.")]
+                        configuration, 129/130/143 stopped by a signal after a clean shutdown.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

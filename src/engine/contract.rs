@@ -43,8 +43,8 @@ pub trait Engine {
     /// # Errors
     /// A device that refuses.
     fn hashes(&self) -> Result<Vec<(String, String)>>;
-    /// Bytes of a checkpoint: weights and optimizer.
-    fn checkpoint_bytes(&self) -> u64;
+    /// How many numbers the model has.
+    fn parameters(&self) -> u64;
 
     /// # Errors
     /// Not enough memory.

@@ -1,6 +1,7 @@
 //! The course of a run, from where it starts or goes on to its end: evaluate, train, keep, evaluate, report.
 
 use crate::engine::contract::Engine;
+use crate::engine::spec::Sampling;
 use crate::error::{Error, Result};
 use crate::jobs::data::Data;
 use crate::jobs::eval::{Evaluation, Mode, evaluate};
@@ -32,12 +33,7 @@ impl Course {
     /// # Errors
     /// A data set or a reward that is not as it must be; completions that would leave no room for a prompt.
     pub fn new<E: Engine>(spec: Spec, engine: &E) -> Result<Self> {
-        let (most, longest) = (spec.generate.max_tokens, engine.longest());
-        if most >= longest {
-            let why =
-                format!("the model's longest sequence, prompt included, is {longest} tokens; leave room for the prompt");
-            return Err(Error::config("generate.max_tokens", most, why));
-        }
+        fits(&spec.generate, engine)?;
         let reward = Reward::new(&spec.reward)?;
         let model = engine.folder().unwrap_or(&spec.model.path);
         let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model, purpose: Use::Rollouts };
@@ -93,6 +89,19 @@ impl Course {
         }
         interrupt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
     }
+}
+
+/// The longest completion must leave room for a prompt.
+///
+/// # Errors
+/// It does not.
+pub fn fits<E: Engine>(sampling: &Sampling, engine: &E) -> Result<()> {
+    let (most, longest) = (sampling.max_tokens, engine.longest());
+    if most < longest {
+        return Ok(());
+    }
+    let why = format!("the model's longest sequence, prompt included, is {longest} tokens; leave room for the prompt");
+    Err(Error::config("generate.max_tokens", most, why))
 }
 
 /// None without held-out prompts, and after a halt.

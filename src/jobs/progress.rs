@@ -1,12 +1,12 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
 use crate::jobs::say;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Metrics, SealedStep, Status};
@@ -61,7 +61,23 @@ fn bar(steps: u64) -> (ProgressBar, bool) {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(250));
+    *shown() = bar.downgrade();
     (bar, plain)
+}
+
+/// The bar on the terminal, while it is there: there is one terminal.
+fn shown() -> MutexGuard<'static, WeakProgressBar> {
+    static SHOWN: LazyLock<Mutex<WeakProgressBar>> = LazyLock::new(Mutex::default);
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes to stderr what must not run into the bar.
+pub fn beside_bar(write: impl FnOnce()) {
+    let bar = shown().upgrade();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
 }
 
 /// The display of one job of `steps` steps.

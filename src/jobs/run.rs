@@ -6,6 +6,7 @@ use crate::engine::torch::policy::Policy;
 use crate::engine::toy::ToyEngine;
 use crate::error::{Error, Result};
 use crate::jobs::course::Course;
+use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
 use crate::jobs::{Output, say, signals};
 use crate::spec::{EngineKind, Spec};
@@ -19,6 +20,7 @@ use timely::ExchangeData;
 /// A specification, model, data set or device that is not as it must be; a fault of the dataflow (what was complete is sealed);
 /// a signal.
 pub fn run(spec: Spec, output: Output) -> Result<()> {
+    preflight::writable(&spec.output)?;
     match spec.model.engine {
         EngineKind::Torch => start(torch(&spec, None)?, spec, output),
         EngineKind::Toy => start(toy(&spec, None)?, spec, output),
@@ -55,6 +57,10 @@ where
     let spec = &course.spec;
     folder.write_spec(&spec.to_text())?;
     say(plan(spec, &engine));
+    let prompt_tokens = preflight::prompt_tokens(&course.prompts, &*engine.encode())?;
+    let disk = Disk::of(spec, spec.steps, engine.parameters(), prompt_tokens, spec.checkpoint.keep as u64);
+    say(&disk);
+    disk.warning().into_iter().for_each(say);
     if spec.batch.group_size == 1 && !spec.has_critic() {
         say(
             "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",

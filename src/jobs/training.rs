@@ -6,9 +6,10 @@ use crate::jobs::checkpoints::Checkpoints;
 use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, Shown};
 use crate::jobs::recovery::Origin;
+use crate::jobs::say;
 use crate::pipeline::{self, WorkerTime};
 use crate::spec::Spec;
-use crate::store::{FooterInfo, ParquetLog, RunFolder};
+use crate::store::{FooterInfo, ParquetLog, Room, RunFolder};
 use crate::tasks::reward::Reward;
 use crate::tasks::source;
 use std::collections::BTreeMap;
@@ -76,7 +77,7 @@ where
         tokenizer: identity.tokenizer,
         learner_threads: u32::from(spec.learner_threads()),
     };
-    let log = Shown::new(ParquetLog::new(folder.clone(), info), progress.clone());
+    let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
     let (checkpoints, learner, log) = Checkpoints::start(engine, folder, &spec.checkpoint, state, learner, log)?;
     let (mut learner, mut log, mut prompts, mut waiting) = (Some(learner), Some(log), Some(prompts), Some(waiting));
@@ -126,6 +127,11 @@ where
         seconds,
         generated_tokens: counters.tokens.load(Ordering::Relaxed),
     })
+}
+
+/// Where a full disk makes a run wait: until there is room, or a halt.
+pub fn room(halt: &Halt) -> Room {
+    Room::new(halt, |line| say(line))
 }
 
 /// Share of the workers' wall time that they were on the processor and not in the engine's library.

@@ -13,9 +13,11 @@ pub mod ledger;
 pub mod lock;
 pub mod metrics;
 pub mod reader;
+pub mod room;
 pub mod rows;
 pub mod schema;
 mod seal;
+pub mod size;
 pub mod writer;
 
 #[cfg(test)]
@@ -25,5 +27,6 @@ pub use footer::{Footer, FooterInfo};
 pub use layout::RunFolder;
 pub use metrics::write_metrics;
 pub use reader::{StepFile, read_footer, read_step, steps};
+pub use room::Room;
 pub use rows::read_json_rows;
 pub use writer::ParquetLog;

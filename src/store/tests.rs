@@ -1,6 +1,7 @@
 //! The rollout log as a whole: what is written comes back, what is damaged is named, what is older is read.
 
 mod damage;
+mod full;
 mod identity;
 mod older;
 

@@ -4,8 +4,10 @@ use super::encode::encode;
 use super::footer::{Footer, FooterInfo};
 use super::layout::{LogFile, RunFolder};
 use super::reader::read_step;
+use super::room::Room;
 use super::schema::{SCHEMA_VERSION, schema};
 use super::seal::{CREATED_BY, Hashed, seal_footer};
+use super::size;
 use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use parquet::arrow::ArrowWriter;
@@ -28,12 +30,20 @@ const ROWS_A_GROUP: usize = 1024;
 pub struct ParquetLog {
     folder: RunFolder,
     info: FooterInfo,
+    room: Option<Room>,
 }
 
 impl ParquetLog {
     /// A log in `folder`, whose files all say `info` in their footers.
     pub fn new(folder: RunFolder, info: FooterInfo) -> Self {
-        ParquetLog { folder, info }
+        ParquetLog { folder, info, room: None }
+    }
+
+    /// Where the disk is full, waits for room instead of failing.
+    #[must_use]
+    pub fn waits(mut self, room: Room) -> Self {
+        self.room = Some(room);
+        self
     }
 
     fn write(&self, mut sealed: SealedStep) -> Result<()> {
@@ -52,7 +62,10 @@ impl ParquetLog {
         }
         let footer =
             Footer { schema_version: SCHEMA_VERSION, step: sealed.step, info: self.info.clone(), metrics: sealed.metrics };
-        write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer))
+        let attempt = || write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer));
+        let Some(room) = &self.room else { return attempt() };
+        let needs = size::of_rollouts(&sealed.rollouts).expected;
+        room.wait_for(&self.folder.rollouts(), &format!("step {}", sealed.step), needs, attempt)
     }
 }
 

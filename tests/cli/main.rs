@@ -5,10 +5,12 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod analyze;
+mod disk;
 mod harness;
 mod prompts;
 mod replay;
 mod run;
+mod running;
 mod sft;
 mod signals;
 mod usage;

@@ -176,7 +176,7 @@ pub fn save(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy
 pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy_from: Option<&Path>) -> Result<()> {
     let text = format!("{:#}\n", config.to_json());
     let path = folder.join(CONFIG);
-    fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
+    fs::write(&path, text).map_err(|e| Error::write(&path, &e))?;
     let flat = flat.f_detach()?.f_to_device(Device::Cpu)?;
     let (value_head, model): (Vec<_>, Vec<_>) =
         layout.entries.iter().zip(layout.views(&flat)?).map(Stored::of).partition(|stored| stored.value_head);
@@ -188,11 +188,11 @@ pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, cop
         // Transformers refuses a file that does not say whose conventions it follows.
         let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
         let named = tensors.into_iter().map(|stored| (stored.name.clone(), stored));
-        serialize_to_file(named, Some(metadata), &path).map_err(|e| Error::file(&path, e))?;
+        serialize_to_file(named, Some(metadata), &path).map_err(|e| Error::write(&path, &e))?;
     }
     for name in ALONGSIDE {
         let Some(from) = copy_from.map(|folder| folder.join(name)).filter(|path| path.exists()) else { continue };
-        fs::copy(&from, folder.join(name)).map_err(|e| Error::file(&from, e))?;
+        fs::copy(&from, folder.join(name)).map_err(|e| Error::write(&from, &e))?;
     }
     Ok(())
 }

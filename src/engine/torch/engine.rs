@@ -48,8 +48,8 @@ impl Engine for Policy {
         self.snapshot()?.hashes(&self.layout)
     }
 
-    fn checkpoint_bytes(&self) -> u64 {
-        12 * self.layout.total as u64
+    fn parameters(&self) -> u64 {
+        self.layout.parameters() as u64
     }
 
     fn snapshot(&self) -> Result<Snapshot> {

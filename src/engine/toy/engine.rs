@@ -87,8 +87,8 @@ impl Engine for ToyEngine {
         Ok(self.weights.hashes())
     }
 
-    fn checkpoint_bytes(&self) -> u64 {
-        12 * (self.weights.logits.len() + self.weights.values.len()) as u64
+    fn parameters(&self) -> u64 {
+        (self.weights.logits.len() + self.weights.values.len()) as u64
     }
 
     fn snapshot(&self) -> Result<ToyWeights> {
