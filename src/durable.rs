@@ -10,6 +10,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const TEMPORARY: &str = ".tmp";
@@ -92,7 +93,7 @@ impl Staged {
         crash::at("folder: written");
         if !self.folder.exists() {
             rename(&self.temporary, &self.folder)?;
-        } else if exchange(&self.temporary, &self.folder)? == Exchange::Unsupported {
+        } else if self.swap()? == Exchange::Unsupported {
             self.set_aside()?;
         }
         crash::at("folder: renamed");
@@ -100,6 +101,15 @@ impl Staged {
         remove(&with_suffix(&self.folder, REPLACED))?;
         // After an exchange this is what was replaced.
         remove(&self.temporary)
+    }
+
+    /// Exchanges the temporary folder, durable as it is, with the one that has the name: until this is dropped, the one that was
+    /// replaced is at [`path`](Staged::path). Durable once the folder above is.
+    ///
+    /// # Errors
+    /// A disk that refuses.
+    pub fn swap(&self) -> Result<Exchange> {
+        exchange(&self.temporary, &self.folder)
     }
 
     /// Replaces the folder in two steps. Between them nobody has its name; whoever is ended there finds it again after [`reap`].
@@ -192,6 +202,25 @@ pub fn names(folder: &Path) -> Result<Vec<String>> {
     };
     let name = |entry: io::Result<fs::DirEntry>| entry.map(|e| e.file_name().to_string_lossy().into_owned());
     entries.map(name).collect::<io::Result<_>>().map_err(|e| Error::file(folder, e))
+}
+
+/// The names in a folder that may be exchanged meanwhile for another one: all of the one, or all of the other.
+///
+/// # Errors
+/// A folder that cannot be listed.
+pub fn names_at_one_instant(folder: &Path) -> Result<Vec<String>> {
+    let id = |found: fs::Metadata| (found.dev(), found.ino());
+    loop {
+        let Ok(open) = File::open(folder) else { return names(folder) };
+        let names = names(folder)?;
+        // What is removed from a folder that was exchanged is missing in a listing that began before. Held open, the folder's
+        // number cannot be that of a newer one.
+        let before = open.metadata().map_err(|e| Error::file(folder, e))?;
+        let after = fs::metadata(folder).map_err(|e| Error::file(folder, e))?;
+        if id(before) == id(after) {
+            return Ok(names);
+        }
+    }
 }
 
 /// Undoes, in one folder, what an earlier process left unfinished: removes what has a temporary name, after it gave a folder

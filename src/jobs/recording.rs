@@ -31,9 +31,9 @@ impl Expected {
     }
 }
 
-/// The groups of a log's batches, read one file at a time.
+/// The groups of a log's batches, read one step at a time.
 pub struct Recording {
-    files: Box<dyn Iterator<Item = Result<StepFile>> + Send>,
+    steps: Box<dyn Iterator<Item = Result<StepFile>> + Send>,
     groups: VecDeque<Vec<Rollout>>,
     expected: Expected,
     next: Step,
@@ -45,8 +45,8 @@ impl Recording {
     /// # Errors
     /// A folder that cannot be listed.
     pub fn open(folder: &RunFolder, count: u64) -> Result<Recording> {
-        let files = Box::new(steps(folder)?.take(usize::try_from(count).unwrap_or(usize::MAX)));
-        Ok(Recording { files, groups: VecDeque::new(), expected: Expected::default(), next: 1 })
+        let steps = Box::new(steps(folder)?.take(usize::try_from(count).unwrap_or(usize::MAX)));
+        Ok(Recording { steps, groups: VecDeque::new(), expected: Expected::default(), next: 1 })
     }
 
     /// What the steps must come to, filled as they are read.
@@ -76,8 +76,8 @@ impl Recording {
 impl Recorded for Recording {
     fn next(&mut self) -> Result<Option<Vec<Rollout>>, Fault> {
         while self.groups.is_empty() {
-            let Some(file) = self.files.next() else { return Ok(None) };
-            file.and_then(|file| self.read(file)).map_err(|e| Fault::new("recorded", e))?;
+            let Some(step) = self.steps.next() else { return Ok(None) };
+            step.and_then(|step| self.read(step)).map_err(|e| Fault::new("recorded", e))?;
         }
         Ok(self.groups.pop_front())
     }

@@ -11,8 +11,7 @@ use crate::jobs::recording::{Expected, Recording};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
 use crate::pipeline;
 use crate::spec::{EstimateSpec, Spec, ZeroVariance};
-use crate::store::layout::LogFile;
-use crate::store::{Footer, RunFolder, read_footer};
+use crate::store::{Footer, LogReader, RunFolder};
 use crate::tasks::reward::Reward;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,9 +92,10 @@ pub fn replay(options: &Options) -> Result<()> {
 }
 
 fn first_footer(folder: &RunFolder) -> Result<Footer> {
-    let steps = folder.sealed_steps()?;
-    match steps.first() {
-        Some(1) => read_footer(&folder.log_file(LogFile::Step(1))),
+    let mut log = LogReader::open(folder)?;
+    let first = log.steps().next();
+    match first {
+        Some(1) => log.footer(1),
         Some(step) => Err(Error::file(folder.path(), format!("the log starts at step {step}, a replay needs step 1"))),
         None => Err(Error::file(folder.path(), "holds no sealed step")),
     }
