@@ -330,4 +330,28 @@ mod tests {
         assert_eq!(names(base.path()).unwrap(), ["m"]);
         assert_eq!(text(&folder.join("file")), "new");
     }
+    /// Catches a listing that lacks what was removed from a folder after another one took its place.
+    #[test]
+    fn a_listing_is_whole_while_folders_are_exchanged() {
+        const FILES: usize = 200;
+        let base = tempfile::tempdir().unwrap();
+        let folder = base.path().join("f");
+        let fill = |folder: &Path| (0..FILES).for_each(|i| fs::write(folder.join(i.to_string()), "").unwrap());
+        fs::create_dir(&folder).unwrap();
+        fill(&folder);
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..60 {
+                    let staged = Staged::new(&folder).unwrap();
+                    fill(staged.path());
+                    assert_eq!(staged.swap().unwrap(), Exchange::Done);
+                }
+                ended.store(true, std::sync::atomic::Ordering::Release);
+            });
+            while !ended.load(std::sync::atomic::Ordering::Acquire) {
+                assert_eq!(names_at_one_instant(&folder).unwrap().len(), FILES);
+            }
+        });
+    }
 }
