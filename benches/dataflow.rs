@@ -164,11 +164,13 @@ fn through_loop() -> Result<f64, Fault> {
     for step in 1..=STEPS {
         generator.load(step - 1, ())?;
         for number in 0..BATCH_GROUPS {
-            let prompt = Prompts::next(&mut Idle)?.unwrap_or_default();
+            let prompt = Idle.prompt(number)?.unwrap_or_default();
             generator.start(Arc::new(Group { number, due: step, size: GROUP, prompt, ..Group::default() }))?;
         }
-        let mut batch = generator.step()?;
-        batch.iter_mut().try_for_each(|rollout| Idle.score(rollout))?;
+        let mut batch = Vec::new();
+        for rollout in generator.step()? {
+            batch.extend(Idle.score(rollout)?);
+        }
         for group in batch.chunks_mut(GROUP as usize) {
             Idle.estimate(group)?;
         }

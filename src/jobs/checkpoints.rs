@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::jobs::lent::{Home, Lent};
 use crate::jobs::say;
 use crate::spec::CheckpointSpec;
-use crate::store::RunFolder;
 use crate::store::ledger::{Ledger, State};
+use crate::store::{Limits, RunFolder, compact};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,7 +132,9 @@ impl<E: Engine> Desk<E> {
         staged.seal()?;
         crash::at("checkpoint: sealed");
         self.newest = Some(state.step);
-        prune(&self.folder, self.keep)
+        prune(&self.folder, self.keep)?;
+        // What cannot be merged stays as it is, and whoever reads the log finds it there.
+        compact(&self.folder, state.step, &Limits::default()).map(drop)
     }
 }
 

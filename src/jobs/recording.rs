@@ -1,7 +1,7 @@
 //! A run's log as the source of a replay: its batches in order, and what each step must come to.
 
 use crate::error::{Error, Result};
-use crate::store::{RunFolder, StepFile, steps};
+use crate::store::{RunFolder, StepFile, steps_after};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,9 +39,9 @@ impl Expected {
     }
 }
 
-/// The groups of a log's batches, read one file at a time.
+/// The groups of a log's batches, read one step at a time.
 pub struct Recording {
-    files: Box<dyn Iterator<Item = Result<StepFile>> + Send>,
+    steps: Box<dyn Iterator<Item = Result<StepFile>> + Send>,
     groups: VecDeque<Vec<Rollout>>,
     expected: Expected,
     next: Step,
@@ -53,9 +53,9 @@ impl Recording {
     /// # Errors
     /// A folder that cannot be listed.
     pub fn open(folder: &RunFolder, wanted: RangeInclusive<Step>) -> Result<Recording> {
-        let next = *wanted.start();
-        let files = Box::new(steps(folder, wanted)?);
-        Ok(Recording { files, groups: VecDeque::new(), expected: Expected::default(), next })
+        let (next, last) = wanted.into_inner();
+        let steps = steps_after(folder, next - 1)?.take((last + 1).saturating_sub(next) as usize);
+        Ok(Recording { steps: Box::new(steps), groups: VecDeque::new(), expected: Expected::default(), next })
     }
 
     /// What the steps must come to, filled as they are read.
@@ -85,8 +85,8 @@ impl Recording {
 impl Recorded for Recording {
     fn next(&mut self) -> Result<Option<Vec<Rollout>>, Fault> {
         while self.groups.is_empty() {
-            let Some(file) = self.files.next() else { return Ok(None) };
-            file.and_then(|file| self.read(file)).map_err(|e| Fault::new("recorded", e))?;
+            let Some(step) = self.steps.next() else { return Ok(None) };
+            step.and_then(|step| self.read(step)).map_err(|e| Fault::new("recorded", e))?;
         }
         Ok(self.groups.pop_front())
     }

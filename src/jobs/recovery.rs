@@ -10,9 +10,8 @@ use crate::jobs::retrace::Retrace;
 use crate::jobs::verdict::{Check, Verdict};
 use crate::jobs::{replay, say};
 use crate::spec::Spec;
-use crate::store::layout::LogFile;
 use crate::store::ledger::{Ledger, State};
-use crate::store::{Footer, RunFolder, read_footer, read_step};
+use crate::store::{Footer, LogReader, Part, RunFolder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use tidegate_operators::fault::Halt;
@@ -68,27 +67,27 @@ where
     E: Engine + 'static,
     E::Weights: ExchangeData,
 {
-    let sealed = folder.sealed_steps()?;
+    let mut log = LogReader::open(folder)?;
+    let sealed: Vec<Step> = log.steps().collect();
     let last = sealed.len() as Step;
     if let Some((step, expected)) = sealed.iter().zip(1..).find(|(step, expected)| *step != expected) {
         let why = format!("holds step {step} but not step {expected}: a file of the log is missing, and nothing can go on");
         return Err(Error::file(folder.rollouts(), why));
     }
-    let footer = |step| read_footer(&folder.log_file(LogFile::Step(step)));
-    let first = if last > 0 { Some(footer(1)?) } else { None };
-    let (engine, learner, mut state) = newest(spec, folder, last, first.as_ref(), &open)?;
+    let first = if last > 0 { Some(log.footer(1)?) } else { None };
+    let (engine, learner, mut state) = newest(spec, folder, &mut log, first.as_ref(), &open)?;
     crash::at("resume: loaded");
     let learner = again::<E>(spec, folder, state.step..last, learner, bits, halt)?;
     crash::at("resume: replayed");
     for step in state.step + 1..=last {
-        let file = read_step(&folder.log_file(LogFile::Step(step)))?;
+        let file = log.step(step)?;
         state.groups.account_rows(&file.rollouts);
         if let Some(metrics) = file.footer.metrics {
             state = State::after(&metrics, state.groups);
         }
     }
     let mut start = Start { finished_ns: state.finished_ns, ..Start::at(last, 0) };
-    let waiting = waiting(spec, folder, &mut state.groups, &mut start)?;
+    let waiting = waiting(spec, &mut log, &mut state.groups, &mut start)?;
     let identity = first
         .map_or_else(|| engine.identity(), |Footer { info, .. }| Identity { model: info.model, tokenizer: info.tokenizer });
     Ok((engine, Origin { identity, learner, state, start, waiting }))
@@ -98,15 +97,15 @@ where
 fn newest<E: Engine>(
     spec: &Spec,
     folder: &RunFolder,
-    last: Step,
+    log: &mut LogReader,
     first: Option<&Footer>,
     open: &impl Fn(Option<&Path>) -> Result<E>,
 ) -> Result<(E, E::Learner, State)> {
     let mut steps = folder.checkpointed_steps()?;
-    steps.retain(|step| (1..=last).contains(step));
+    steps.retain(|step| log.path(Part::Step(*step)).is_some());
     for step in steps.into_iter().rev() {
         let path = folder.checkpoint(step);
-        match at_checkpoint(spec, folder, step, open) {
+        match at_checkpoint(spec, folder, log, step, open) {
             Ok(found) => return Ok(found),
             Err(error) => say(format_args!("note      {} cannot be used: {error}; going back", path.display())),
         }
@@ -124,13 +123,13 @@ fn newest<E: Engine>(
 fn at_checkpoint<E: Engine>(
     spec: &Spec,
     folder: &RunFolder,
+    log: &mut LogReader,
     step: Step,
     open: &impl Fn(Option<&Path>) -> Result<E>,
 ) -> Result<(E, E::Learner, State)> {
     let path = folder.checkpoint(step);
     let state = State::read(&path)?;
-    let sealed = read_footer(&folder.log_file(LogFile::Step(step)))?;
-    let recorded = sealed.metrics.unwrap_or_default().weights;
+    let recorded = log.footer(step)?.metrics.unwrap_or_default().weights;
     let engine = open(Some(&path))?;
     let found = engine.hashes()?;
     for (weights, what) in [(&state.weights, "its state.json"), (&recorded, "the log")] {
@@ -180,12 +179,12 @@ where
 }
 
 /// The groups that were complete and not trained, from the tails, newest first; all else that is missing is admitted again.
-fn waiting(spec: &Spec, folder: &RunFolder, groups: &mut Ledger, start: &mut Start) -> Result<Vec<Estimated>> {
+fn waiting(spec: &Spec, log: &mut LogReader, groups: &mut Ledger, start: &mut Start) -> Result<Vec<Estimated>> {
     let plan = spec.plan();
     let mut found: BTreeMap<(Step, u64), Vec<Rollout>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
-    for tail in folder.log_files()?.into_iter().rev().filter(|file| matches!(file, LogFile::Tail(_))) {
-        let rows = read_step(&folder.log_file(tail))?.rollouts;
+    for part in log.parts().into_iter().rev().filter(|part| matches!(part, Part::Tail(_))) {
+        let rows = log.read(part)?.rollouts;
         groups.account_rows(&rows);
         for group in rows.chunk_by(|a, b| a.group.number == b.group.number) {
             let number = group[0].group.number;

@@ -8,8 +8,7 @@ use crate::jobs::retrace::Retrace;
 use crate::jobs::run::{torch, toy};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
 use crate::spec::{EngineKind, Spec};
-use crate::store::layout::LogFile;
-use crate::store::{Footer, RunFolder, read_footer};
+use crate::store::{Footer, LogReader, RunFolder};
 use std::path::{Path, PathBuf};
 use tidegate_operators::fault::Halt;
 use timely::ExchangeData;
@@ -97,9 +96,10 @@ where
 }
 
 fn first_footer(folder: &RunFolder) -> Result<Footer> {
-    let steps = folder.sealed_steps()?;
-    match steps.first() {
-        Some(1) => read_footer(&folder.log_file(LogFile::Step(1))),
+    let mut log = LogReader::open(folder)?;
+    let first = log.steps().next();
+    match first {
+        Some(1) => log.footer(1),
         Some(step) => Err(Error::file(folder.path(), format!("the log starts at step {step}, a replay needs step 1"))),
         None => Err(Error::file(folder.path(), "holds no sealed step")),
     }

@@ -7,8 +7,7 @@ use crate::jobs::recovery::{Bits, recover};
 use crate::jobs::run::{plan, torch, toy};
 use crate::jobs::{Output, say, signals};
 use crate::spec::{EngineKind, Spec};
-use crate::store::layout::LogFile;
-use crate::store::{RunFolder, read_footer};
+use crate::store::{LogReader, RunFolder};
 use std::fs;
 use std::path::{Path, PathBuf};
 use timely::ExchangeData;
@@ -99,8 +98,9 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
     let path = folder.spec();
     let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
     let spec = Spec::from_text(&text, sets)?;
-    let Some(last) = folder.sealed_steps()?.last().copied() else { return Ok(spec) };
-    let recorded = Spec::from_text(&read_footer(&folder.log_file(LogFile::Step(last)))?.info.spec, &[])?;
+    let mut log = LogReader::open(folder)?;
+    let Some(last) = log.steps().last() else { return Ok(spec) };
+    let recorded = Spec::from_text(&log.footer(last)?.info.spec, &[])?;
     let (recorded, now) = (recorded.keys(), spec.keys());
     for key in recorded.keys().chain(now.keys()) {
         let (then, now) = (recorded.get(key), now.get(key));

@@ -220,7 +220,7 @@ fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
     for step in 1..=steps {
         generator.load(step - 1, learner.weights().unwrap()).unwrap();
         for _ in 0..4 {
-            let prompt = prompts.next().unwrap().unwrap();
+            let prompt = prompts.prompt(number).unwrap().unwrap();
             generator.start(Arc::new(Group { number, size: 8, prompt, ..Group::default() })).unwrap();
             number += 1;
         }
