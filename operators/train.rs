@@ -141,7 +141,7 @@ pub fn train<'scope, L: Learner + 'static>(
             });
             end.for_each(|_, data| {
                 let Some(state) = &mut train else { return };
-                data.drain(..).for_each(|end| state.selector.ended(end.admitted));
+                data.drain(..).for_each(|end| state.selector.ended(end.groups));
             });
             sealed.for_each(|_, data| {
                 let Some(state) = &mut train else { return };
@@ -227,14 +227,14 @@ impl<L: Learner> Train<L> {
             learner,
             mode,
             outputs,
-            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, order),
-            sealed: plan.start,
-            plan,
+            selector: Selector::new(plan.start.clone(), plan.steps, plan.batch_groups, order),
+            sealed: plan.start.version,
             published: None,
             open: None,
             here: BTreeMap::new(),
             discarded: Vec::new(),
-            clock: Clock::new(),
+            clock: Clock::new(plan.start.finished_ns),
+            plan,
         }
     }
 
@@ -274,7 +274,7 @@ impl<L: Learner> Train<L> {
     fn quantum(&mut self, alarm: &mut Alarm) -> Next {
         let Some(mut learner) = self.learner.take() else { return Next::Wait };
         let next = if self.published.is_none() {
-            self.publish(&mut learner, self.plan.start).map(|()| Next::Work)
+            self.publish(&mut learner, self.plan.start.version).map(|()| Next::Work)
         } else if self.open.is_some() {
             self.work(&mut learner).map(|()| Next::Work)
         } else if alarm.halted() {
@@ -376,7 +376,7 @@ impl<L: Learner> Train<L> {
     fn tail(&mut self) {
         let waiting = self.selector.drain();
         self.discarded.extend(waiting.into_iter().flat_map(|(_, estimated)| estimated.rollouts));
-        let next = self.outputs.own.steps.time().max(&(self.plan.start + 1)).to_owned();
+        let next = self.outputs.own.steps.time().max(&(self.plan.start.version + 1)).to_owned();
         if !self.discarded.is_empty() {
             self.seal(next, Vec::new(), None);
         }
@@ -398,12 +398,14 @@ struct Clock {
     forced_ns: u64,
     any_ns: u64,
     log_ns: u64,
+    /// When the step before ended, since the Unix epoch. Steps end one after the other also where the system's clock is set back.
+    finished_ns: i64,
 }
 
 impl Clock {
-    fn new() -> Self {
+    fn new(finished_ns: i64) -> Self {
         let waiting = Cause::Groups(Wait::Any);
-        Clock { mark: Instant::now(), waiting, train_ns: 0, forced_ns: 0, any_ns: 0, log_ns: 0 }
+        Clock { mark: Instant::now(), waiting, train_ns: 0, forced_ns: 0, any_ns: 0, log_ns: 0, finished_ns }
     }
 
     /// From now on the wait is for `next`.
@@ -435,8 +437,8 @@ impl Clock {
         metrics.wait_forced_ns = self.forced_ns;
         metrics.wait_any_ns = self.any_ns;
         metrics.wait_log_ns = self.log_ns;
-        metrics.finished_ns = now_ns();
-        *self = Clock::new();
+        metrics.finished_ns = now_ns().max(self.finished_ns + 1);
+        *self = Clock::new(metrics.finished_ns);
     }
 }
 

@@ -5,6 +5,19 @@
 
 /// Every place, in the order of a step, a checkpoint and a compaction.
 pub const PLACES: &[&str] = &[
+    // A step is done; its weights are about to go to the generators, its rows to the log.
+    "step: published",
+    // Its rows are durable.
+    "step: sealed",
+    // Weights and optimizer are copied for a checkpoint.
+    "checkpoint: copied",
+    // It has its name; older ones are still there.
+    "checkpoint: sealed",
+    // An older one has a temporary name, and is still whole.
+    "checkpoint: removing",
+    // A run that goes on has loaded its checkpoint; has trained the steps after it again.
+    "resume: loaded",
+    "resume: replayed",
     // A file is complete and durable under its temporary name.
     "file: written",
     // It has its own name; the folder that holds the name is not yet durable.

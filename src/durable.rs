@@ -10,6 +10,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const TEMPORARY: &str = ".tmp";
@@ -95,7 +96,7 @@ impl Staged {
         crash::at("folder: written");
         if !self.folder.exists() {
             rename(&self.temporary, &self.folder)?;
-        } else if exchange(&self.temporary, &self.folder)? == Exchange::Unsupported {
+        } else if self.swap()? == Exchange::Unsupported {
             self.set_aside()?;
         }
         crash::at("folder: renamed");
@@ -103,6 +104,15 @@ impl Staged {
         remove(&with_suffix(&self.folder, REPLACED))?;
         // After an exchange this is what was replaced.
         remove(&self.temporary)
+    }
+
+    /// Exchanges the temporary folder, durable as it is, with the one that has the name: until this is dropped, the one that was
+    /// replaced is at [`path`](Staged::path). Durable once the folder above is.
+    ///
+    /// # Errors
+    /// A disk that refuses.
+    pub fn swap(&self) -> Result<Exchange> {
+        exchange(&self.temporary, &self.folder)
     }
 
     /// Replaces the folder in two steps. Between them nobody has its name; whoever is ended there finds it again after [`reap`].
@@ -195,6 +205,25 @@ pub fn names(folder: &Path) -> Result<Vec<String>> {
     };
     let name = |entry: io::Result<fs::DirEntry>| entry.map(|e| e.file_name().to_string_lossy().into_owned());
     entries.map(name).collect::<io::Result<_>>().map_err(|e| Error::file(folder, e))
+}
+
+/// The names in a folder that may be exchanged meanwhile for another one: all of the one, or all of the other.
+///
+/// # Errors
+/// A folder that cannot be listed.
+pub fn names_at_one_instant(folder: &Path) -> Result<Vec<String>> {
+    let id = |found: fs::Metadata| (found.dev(), found.ino());
+    loop {
+        let Ok(open) = File::open(folder) else { return names(folder) };
+        let names = names(folder)?;
+        // What is removed from a folder that was exchanged is missing in a listing that began before. Held open, the folder's
+        // number cannot be that of a newer one.
+        let before = open.metadata().map_err(|e| Error::file(folder, e))?;
+        let after = fs::metadata(folder).map_err(|e| Error::file(folder, e))?;
+        if id(before) == id(after) {
+            return Ok(names);
+        }
+    }
 }
 
 /// Undoes, in one folder, what an earlier process left unfinished: removes what has a temporary name, after it gave a folder
@@ -303,5 +332,29 @@ mod tests {
         reap(base.path()).unwrap();
         assert_eq!(names(base.path()).unwrap(), ["m"]);
         assert_eq!(text(&folder.join("file")), "new");
+    }
+    /// Catches a listing that lacks what was removed from a folder after another one took its place.
+    #[test]
+    fn a_listing_is_whole_while_folders_are_exchanged() {
+        const FILES: usize = 200;
+        let base = tempfile::tempdir().unwrap();
+        let folder = base.path().join("f");
+        let fill = |folder: &Path| (0..FILES).for_each(|i| fs::write(folder.join(i.to_string()), "").unwrap());
+        fs::create_dir(&folder).unwrap();
+        fill(&folder);
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..60 {
+                    let staged = Staged::new(&folder).unwrap();
+                    fill(staged.path());
+                    assert_eq!(staged.swap().unwrap(), Exchange::Done);
+                }
+                ended.store(true, std::sync::atomic::Ordering::Release);
+            });
+            while !ended.load(std::sync::atomic::Ordering::Acquire) {
+                assert_eq!(names_at_one_instant(&folder).unwrap().len(), FILES);
+            }
+        });
     }
 }

@@ -16,7 +16,7 @@ use tidegate::kernel::aggregation::Aggregation;
 use tidegate::kernel::loss::Loss;
 use tidegate::spec::{EvalSpec, ScheduleKind, Spec, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
-use tidegate::store::{FooterInfo, ParquetLog, RunFolder};
+use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::generated::Kind;
 use tidegate::tasks::spec::{DataSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
 use tidegate_operators::plan::{Order, ShortBatch};
@@ -231,6 +231,16 @@ fn every_footer_key_and_metric_has_its_row() {
     assert_eq!(ours.clone().count(), 9);
     for pair in ours {
         assert!(row(&lines, &pair.key).is_some(), "docs/log.md: footer key {} has no row", pair.key);
+    }
+    log.seal(SealedStep { step: 2, rollouts: Vec::new(), metrics: Some(Metrics::default()) }).unwrap();
+    let merged = compact(&folder, 2, &Limits::default()).unwrap().merged[0];
+    let file = SerializedFileReader::new(fs::File::open(folder.log_file(merged)).unwrap()).unwrap();
+    // The page has a step of its own as its example.
+    let step = Regex::new(r"\.\d{8}$").unwrap();
+    for pair in file.metadata().file_metadata().key_value_metadata().unwrap() {
+        let key = step.replace(&pair.key, ".00000042").into_owned();
+        let known = !key.starts_with("tidegate.") || row(&lines, &key).is_some();
+        assert!(known, "docs/log.md: footer key {key} of a merged file has no row");
     }
     let lines = section(&page, "## Metrics");
     let fields = table(&metrics);

@@ -67,9 +67,9 @@ fn score_keeps_times_and_ends() {
 struct SlowScorer;
 
 impl Scorer for SlowScorer {
-    fn score(&mut self, _: &mut Rollout) -> Result<(), Fault> {
+    fn score(&mut self, rollout: Rollout) -> Result<Option<Rollout>, Fault> {
         std::thread::sleep(Duration::from_millis(1));
-        Ok(())
+        Ok(Some(rollout))
     }
 }
 
@@ -249,7 +249,7 @@ fn admit_keeps_its_capability_and_its_limits() {
             versions.send(3);
             versions.flush();
             worker.step_while(|| !groups.done() || !ends.done());
-            assert_eq!(*end.lock().unwrap(), if here { vec![(0, End { admitted: 7 })] } else { vec![] });
+            assert_eq!(*end.lock().unwrap(), if here { vec![(0, End { groups: 7 })] } else { vec![] });
             versions.close();
             feedback.close();
         });
@@ -295,7 +295,7 @@ fn the_weights_frontier_is_the_steps_done() {
                 meet(worker, &met);
             }
             if worker.index() == 0 {
-                end.send(End { admitted: 6 });
+                end.send(End { groups: 6 });
             }
             old.close();
             groups.close();

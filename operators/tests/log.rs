@@ -33,7 +33,7 @@ fn train_waits_for_the_log() {
         });
         groups.advance_to(9);
         (0..9).for_each(|number| groups.send(estimated(number, 9, 0, 0)));
-        end.send(End { admitted: 9 });
+        end.send(End { groups: 9 });
         groups.close();
         end.close();
         for durable_steps in 0..5 {

@@ -2,6 +2,7 @@
 
 mod analyze;
 mod replay;
+mod resume;
 mod run;
 mod sft;
 
@@ -25,6 +26,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Resume(resume::Args),
     Replay(replay::Args),
     Analyze(analyze::Args),
     Sft(sft::Args),
@@ -34,6 +36,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => args.execute(),
+        Command::Resume(args) => args.execute(),
         Command::Replay(args) => args.execute(),
         Command::Analyze(args) => args.execute(),
         Command::Sft(args) => args.execute(),

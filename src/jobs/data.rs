@@ -1,6 +1,5 @@
 //! Where a job's prompts come from: generated tasks, or a file with the model's chat template.
 
-use crate::engine::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use crate::store;
 use crate::tasks::generated::Mix;
@@ -105,7 +104,11 @@ fn template(model: &Path) -> Result<Option<ChatTemplate>> {
 ///
 /// # Errors
 /// A text that the tokenizer refuses.
-pub fn prompt(epoch: u32, item: Item, tokenizer: &Tokenizer) -> Result<tidegate_operators::record::Prompt> {
-    let tokens = tokenizer.encode(&item.text)?;
+pub fn prompt(
+    epoch: u32,
+    item: Item,
+    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
+) -> Result<tidegate_operators::record::Prompt> {
+    let tokens = encode(&item.text)?;
     Ok(item.into_prompt(epoch, tokens))
 }

@@ -1,7 +1,7 @@
 //! Evaluation on held-out prompts: one rollout a prompt, without the dataflow.
 
+use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
-use crate::engine::torch::policy::Policy;
 use crate::error::Result;
 use crate::jobs::data;
 use crate::jobs::ports::RuleScorer;
@@ -69,9 +69,9 @@ pub enum Mode {
 ///
 /// # Errors
 /// What the tokenizer or the generator refuses.
-pub fn evaluate(
+pub fn evaluate<E: Engine>(
     items: &[Item],
-    policy: &Policy,
+    engine: &E,
     sampling: &Sampling,
     reward: &Reward,
     mode: Mode,
@@ -80,18 +80,18 @@ pub fn evaluate(
 ) -> Result<Evaluation> {
     let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
     let sampling = Sampling { slots: sampling.slots.min(items.len().max(1)), temperature, ..sampling.clone() };
-    let mut generator = policy.generator(&sampling, seed, 0)?;
-    generator.load(0, policy.snapshot()?)?;
+    let mut generator = engine.generator(&sampling, seed, 0)?;
+    generator.load(0, engine.snapshot()?)?;
+    let encode = engine.encode();
     let mut scorer = RuleScorer(reward.clone());
     let mut evaluation = Evaluation::default();
     for (number, item) in items.iter().enumerate() {
-        let prompt = data::prompt(0, item.clone(), &policy.tokenizer)?;
+        let prompt = data::prompt(0, item.clone(), &*encode)?;
         generator.start(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }))?;
     }
     while generator.running() > 0 && !halt.is_set() {
-        for mut rollout in generator.step()? {
-            scorer.score(&mut rollout)?;
-            evaluation.count(&rollout);
+        for rollout in generator.step()? {
+            scorer.score(rollout)?.iter().for_each(|rollout| evaluation.count(rollout));
         }
     }
     Ok(evaluation)

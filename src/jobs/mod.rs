@@ -1,18 +1,25 @@
 //! What each command does, one file a job, and what they share.
 //!
-//! * jobs: [`run`], [`sft`], [`replay`], [`analyze`];
+//! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`];
+//! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`];
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, [`ports`] of the dataflow, [`training`] the dataflow on its
 //!   workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the end, [`signals`];
-//! * of replay: [`recording`] its source, [`verdict`] what it came to.
+//! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
 pub mod analyze;
+pub mod checkpoints;
+pub mod course;
 pub mod data;
 pub mod eval;
+pub mod lent;
 pub mod ports;
 pub mod preflight;
 pub mod progress;
 pub mod recording;
+pub mod recovery;
 pub mod replay;
+pub mod resume;
+pub mod retrace;
 pub mod run;
 pub mod sft;
 pub mod signals;

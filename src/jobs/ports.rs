@@ -1,6 +1,6 @@
 //! The dataflow's ports on this side: prompts, reward and estimator of a run.
 
-use crate::engine::tokenizer::Tokenizer;
+use crate::engine::contract::Encode;
 use crate::jobs::data;
 use crate::kernel::advantage::{Advantage, group_advantages, value_advantages};
 use crate::spec::{EstimateSpec, ZeroVariance};
@@ -15,13 +15,13 @@ use tidegate_operators::score::Scorer;
 /// A run's prompts, tokenized as they are admitted.
 pub struct TokenizedPrompts {
     pub prompts: source::Prompts,
-    pub tokenizer: Tokenizer,
+    pub encode: Encode,
 }
 
 impl Prompts for TokenizedPrompts {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
-        let Some((epoch, item)) = self.prompts.next() else { return Ok(None) };
-        data::prompt(epoch, item, &self.tokenizer).map(Some).map_err(|e| Fault::new("admit", e))
+    fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
+        let Some((epoch, item)) = self.prompts.at(number) else { return Ok(None) };
+        data::prompt(epoch, item, &*self.encode).map(Some).map_err(|e| Fault::new("admit", e))
     }
 }
 
@@ -30,13 +30,13 @@ impl Prompts for TokenizedPrompts {
 pub struct RuleScorer(pub Reward);
 
 impl Scorer for RuleScorer {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
+    fn score(&mut self, mut rollout: Rollout) -> Result<Option<Rollout>, Fault> {
         (rollout.reward, rollout.reward_parts, rollout.reward_error) =
             match self.0.score(&rollout.group.prompt, &rollout.text) {
                 Ok(score) => (Some(score.reward), score.parts, None),
                 Err(why) => (None, Vec::new(), Some(why.to_string())),
             };
-        Ok(())
+        Ok(Some(rollout))
     }
 }
 

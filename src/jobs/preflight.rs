@@ -1,6 +1,5 @@
 //! Before a run starts: how much disk it will need, and whether its folder can be written.
 
-use crate::engine::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use crate::spec::Spec;
 use crate::store::room::{free, readable};
@@ -65,8 +64,8 @@ impl fmt::Display for Disk {
 ///
 /// # Errors
 /// A text that the tokenizer refuses.
-pub fn prompt_tokens(prompts: &Prompts, tokenizer: &Tokenizer) -> Result<u64> {
-    let tokens = |(_, item): (_, crate::tasks::item::Item)| Ok(tokenizer.encode(&item.text)?.len() as u64);
+pub fn prompt_tokens(prompts: &Prompts, encode: &dyn Fn(&str) -> Result<Vec<u32>>) -> Result<u64> {
+    let tokens = |(_, item): (_, crate::tasks::item::Item)| Ok(encode(&item.text)?.len() as u64);
     let lengths: Vec<u64> = prompts.clone().take(LOOKED_AT).map(tokens).collect::<Result<_>>()?;
     Ok(lengths.iter().sum::<u64>().div_ceil(lengths.len().max(1) as u64))
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::jobs::data::{self, Data};
 use crate::jobs::eval::{self, Mode};
 use crate::jobs::progress::Steps;
-use crate::jobs::{print, run, say, signals};
+use crate::jobs::{course, print, say, signals};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::spec::{self, EvalSpec};
@@ -146,7 +146,7 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
     let pairs = data.training(spec.seed, &reward)?;
     let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
     let mut policy = start(spec, from)?;
-    run::fits(&spec.generate, &policy)?;
+    course::fits(&spec.generate, &policy)?;
     let mut learner = policy.learner(&learning(spec), 1.0, spec.steps, 0)?;
     let started = Instant::now();
     let last = train(spec, pairs, &policy, &mut learner, &interrupt.halt)?;
@@ -264,7 +264,11 @@ fn pair(item: Item, policy: &Policy) -> Result<Rollout> {
     tokens.extend(policy.config.eos_token_id.first());
     let n = tokens.len();
     Ok(Rollout {
-        group: Arc::new(Group { size: 1, prompt: data::prompt(0, item, &policy.tokenizer)?, ..Group::default() }),
+        group: Arc::new(Group {
+            size: 1,
+            prompt: data::prompt(0, item, &|text| policy.tokenizer.encode(text))?,
+            ..Group::default()
+        }),
         tokens,
         mask: vec![true; n],
         logp_behavior: vec![0.0; n],

@@ -53,7 +53,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub fn new(spec: &Spec, outcome: &Outcome, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
+    pub fn new<W>(spec: &Spec, outcome: &Outcome<W>, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
         let m = &outcome.metrics;
         let tokens: u64 = m.iter().map(|m| m.tokens).sum();
         // A step that had nothing to train has no ESS and no lag, whatever stands in its row.
@@ -110,7 +110,7 @@ impl fmt::Display for Summary {
         writeln!(f, "run       {}", s.run.display())?;
         write!(f, "trained   {} steps in {:.1} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
         writeln!(f, "{} tokens", s.trained_tokens)?;
-        if s.steps < s.steps_planned {
+        if s.last_step < s.steps_planned {
             writeln!(f, "          of {} planned: the prompts ended, or the run was stopped", s.steps_planned)?;
         }
         for (status, n) in &s.not_trained {

@@ -1,6 +1,6 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, Spec};
+use super::{BatchSpec, EngineKind, Spec};
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::Aggregation;
@@ -26,10 +26,14 @@ impl Spec {
             let why = "training needs 1.0: the set of tokens that top_p keeps is not recorded, so ratios would be wrong";
             return Err(Error::config("generate.top_p", g.top_p, why));
         }
-        if self.model.path.as_os_str().is_empty() {
+        if self.model.engine == EngineKind::Torch && self.model.path.as_os_str().is_empty() {
             let why = "name a model's folder: config.json, model.safetensors, tokenizer.json";
             return Err(Error::config("model.path", "\"\"", why));
         }
+        if self.checkpoint.keep == 0 {
+            return Err(Error::config("checkpoint.keep", 0, "at least 1: the newest is what the run goes on from"));
+        }
+        not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes)?;
         check_sampling(g)?;
         check_learning(&self.learn)?;
         if self.learn.loss == Loss::Supervised {
@@ -97,7 +101,7 @@ impl Spec {
             let why = format!("worker {idle} has nothing to do: indices count from 0 without gaps");
             return Err(Error::config("workers.generators", format!("{:?}", w.generators), why));
         }
-        let wrong = self.plan(0).validate(self.worker_count());
+        let wrong = self.plan().validate(self.worker_count());
         wrong.map_err(|e| Error::config(format!("workers.{}", e.key), e.value, e.reason))
     }
 }

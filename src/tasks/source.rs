@@ -58,6 +58,18 @@ impl Source {
 }
 
 impl Prompts {
+    /// The `number`-th prompt of the source, from 0, and its epoch; None when there are no more.
+    pub fn at(&mut self, number: u64) -> Option<(u32, Item)> {
+        self.cursor = match &self.source {
+            Source::Generated { .. } => Cursor { epoch: 0, place: number },
+            Source::Rows { items, .. } => {
+                let len = (items.len() as u64).max(1);
+                Cursor { epoch: u32::try_from(number / len).unwrap_or(u32::MAX), place: number % len }
+            }
+        };
+        self.next()
+    }
+
     /// Where the next prompt stands: kept with a checkpoint, it makes [`Source::from_cursor`] go on from there.
     pub fn cursor(&self) -> Cursor {
         self.cursor

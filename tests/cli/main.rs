@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod analyze;
+mod compaction;
 mod disk;
 mod harness;
 mod prompts;

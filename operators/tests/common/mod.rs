@@ -17,6 +17,7 @@ use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, Sealed
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::{AHEAD, Log};
+use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
 
 /// A port call that goes wrong.
@@ -91,9 +92,8 @@ impl Default for World {
 /// A plan of `steps` steps on one worker.
 pub fn plan(steps: Step, batch_groups: u64, group_size: u32, max_lag: u64) -> Plan {
     Plan {
-        start: 0,
+        start: Start::default(),
         steps,
-        admitted: 0,
         batch_groups,
         group_size,
         schedule: Schedule::Pipeline { max_lag },
@@ -144,12 +144,13 @@ impl World {
         let generator =
             FakeGenerator { world: world.clone(), version: 0, slots, sequences: Vec::new(), refused: Vec::new() };
         Ports {
-            prompts: Some(FakePrompts { world: world.clone(), next: 0 }),
+            prompts: Some(FakePrompts { world: world.clone() }),
             generator: Some(generator),
             scorer: Some(FakeScorer(world.clone())),
             estimator: Some(FakeEstimator(world.clone())),
             learner: Some(FakeLearner { world: world.clone(), open: None, left: 0 }),
             log: Some(FakeLog { world, steps: Arc::clone(log) }),
+            waiting: Vec::new(),
         }
     }
 }
@@ -158,14 +159,12 @@ pub type FakePorts = Ports<FakePrompts, FakeGenerator, FakeScorer, FakeEstimator
 
 pub struct FakePrompts {
     pub world: World,
-    pub next: u64,
 }
 
 impl Prompts for FakePrompts {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
+    fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
         self.world.call(Call::Prompts)?;
-        self.next += 1;
-        Ok((self.next <= self.world.prompts).then(|| Prompt { id: self.next - 1, ..Prompt::default() }))
+        Ok((number < self.world.prompts).then(|| Prompt { id: number, ..Prompt::default() }))
     }
 }
 
@@ -228,7 +227,7 @@ impl Generator for FakeGenerator {
 pub struct FakeScorer(World);
 
 impl Scorer for FakeScorer {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
+    fn score(&mut self, mut rollout: Rollout) -> Result<Option<Rollout>, Fault> {
         self.0.call(Call::Score)?;
         assert!(rollout.trainable());
         let (number, sample) = (rollout.group.number, u64::from(rollout.sample));
@@ -237,7 +236,7 @@ impl Scorer for FakeScorer {
         } else {
             rollout.reward = Some((draw(&[self.0.seed, 4, number, sample]) % 2) as f32);
         }
-        Ok(())
+        Ok(Some(rollout))
     }
 }
 
@@ -359,18 +358,15 @@ pub fn run(
 }
 
 /// The same, with some of the ports changed on some workers.
-pub fn run_with<L: Learner<Weights = u64> + 'static>(
+pub fn run_with<S: Scorer + 'static, L: Learner<Weights = u64> + 'static>(
     plan: &Plan,
     world: &World,
     workers: usize,
     halt: &Halt,
-    change: impl Fn(usize, FakePorts) -> Ports<FakePrompts, FakeGenerator, FakeScorer, FakeEstimator, L, FakeLog>
-    + Send
-    + Sync
-    + 'static,
+    change: impl Fn(usize, FakePorts) -> Ports<FakePrompts, FakeGenerator, S, FakeEstimator, L, FakeLog> + Send + Sync + 'static,
     each: impl Fn(usize, &Probes) + Send + Sync + 'static,
 ) -> Outcome {
-    world.done.store(plan.start, Ordering::SeqCst);
+    world.done.store(plan.start.version, Ordering::SeqCst);
     let what = format!("{plan:?}, {world:?}");
     let log = Arc::new(Mutex::new(Vec::new()));
     let census = world.census.clone();

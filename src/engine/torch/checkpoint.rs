@@ -198,7 +198,7 @@ pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, cop
 }
 
 /// A tensor on its way into a file.
-struct Stored {
+pub(super) struct Stored {
     name: String,
     value_head: bool,
     shape: Vec<usize>,
@@ -206,7 +206,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn of((entry, tensor): (&Entry, Tensor)) -> Stored {
+    pub(super) fn of((entry, tensor): (&Entry, Tensor)) -> Stored {
         let shape = entry.shape.iter().map(|&n| n as usize).collect();
         Stored { name: entry.name.clone(), value_head: entry.is_value_head(), shape, tensor }
     }

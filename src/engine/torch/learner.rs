@@ -117,6 +117,12 @@ impl TorchLearner {
         &self.optimizer
     }
 
+    /// Learns so from its next step on, towards `steps` steps. A critic stays what it is.
+    pub fn relearn(&mut self, learning: &Learning, steps: Step) {
+        self.optimizer.relearn(learning);
+        (self.learning, self.steps) = (learning.clone(), steps);
+    }
+
     /// For going on from a checkpoint.
     pub fn optimizer_mut(&mut self) -> &mut AdamW {
         &mut self.optimizer
