@@ -105,7 +105,7 @@ impl<D: Log> Log for Watched<D> {
 
 fn toy() -> Result<(), Box<dyn Error>> {
     let spec = Spec::from_text(TOY, &[])?;
-    let (plan, seed, place) = (spec.plan(0), spec.seed, tempfile::tempdir()?);
+    let (plan, seed, place) = (spec.plan(), spec.seed, tempfile::tempdir()?);
     let learning = Learning { lr: 0.01, warmup_steps: 0, ..spec.learn.clone() };
     let sampling: &Sampling = &spec.generate;
     let log = ParquetLog::new(RunFolder::create(place.path().join("run"))?, FooterInfo::default());
@@ -121,6 +121,7 @@ fn toy() -> Result<(), Box<dyn Error>> {
             .then(|| GroupEstimator::new(&spec.estimate, Baseline::Group(spec.estimate.advantage))),
         learner: (worker == learner).then(|| ToyLearner::new(weights.clone(), 0, learning.clone(), sampling, spec.steps)),
         log: None,
+        waiting: Vec::new(),
     });
     let mut ports: Vec<_> = ports.collect();
     ports[learner].log = Some(Watched { log, every: spec.steps / 100, looks: Arc::clone(&looks) });
