@@ -14,4 +14,5 @@ mod run;
 mod running;
 mod sft;
 mod signals;
+mod soak;
 mod usage;
