@@ -333,7 +333,7 @@ mod tests {
     /// Catches a listing that lacks what was removed from a folder after another one took its place.
     #[test]
     fn a_listing_is_whole_while_folders_are_exchanged() {
-        const FILES: usize = 200;
+        const FILES: usize = 100;
         let base = tempfile::tempdir().unwrap();
         let folder = base.path().join("f");
         let fill = |folder: &Path| (0..FILES).for_each(|i| fs::write(folder.join(i.to_string()), "").unwrap());
@@ -342,7 +342,7 @@ mod tests {
         let ended = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..60 {
+                for _ in 0..50 {
                     let staged = Staged::new(&folder).unwrap();
                     fill(staged.path());
                     assert_eq!(staged.swap().unwrap(), Exchange::Done);
