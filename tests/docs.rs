@@ -17,6 +17,7 @@ use tidegate::kernel::loss::Loss;
 use tidegate::spec::{EvalSpec, ScheduleKind, Spec, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
+use tidegate::tasks::fit::TooLong;
 use tidegate::tasks::generated::Kind;
 use tidegate::tasks::spec::{DataSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
 use tidegate_operators::plan::{Order, ShortBatch};
@@ -143,6 +144,7 @@ fn every_allowed_value_is_named() {
         ("## `[model]`", "device", vec!["cpu".to_owned(), "cuda:N".to_owned()]),
         ("## `[data]`", "prompt_as", expected::<PromptAs>("?")),
         ("## `[data]`", "order", expected::<FileOrder>("?")),
+        ("## `[data]`", "too_long", expected::<TooLong>("?")),
         ("## `[[task]]`", "kind", expected::<Kind>("?")),
         ("## `[reward]`", "kind", reward_kinds),
         ("## `[schedule]`", "kind", expected::<ScheduleKind>("?")),

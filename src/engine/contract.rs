@@ -10,8 +10,19 @@ use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Step, Version};
 use tidegate_operators::train::Learner;
 
-/// A text's ids.
-pub type Encode = Arc<dyn Fn(&str) -> Result<Vec<u32>> + Send + Sync>;
+/// How texts become ids.
+pub trait Tokenize: Send + Sync {
+    /// The ids of a text.
+    ///
+    /// # Errors
+    /// A text that has none.
+    fn encode(&self, text: &str) -> Result<Vec<u32>>;
+
+    /// The first character of the text, whose ids are `ids`, that the vocabulary lacks.
+    fn unknown(&self, _text: &str, _ids: &[u32]) -> Option<char> {
+        None
+    }
+}
 
 /// Hashes of what a run starts from, as the log keeps them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +46,9 @@ pub trait Engine {
     fn identity(&self) -> Identity;
     /// The longest sequence, tokens, prompt included.
     fn longest(&self) -> usize;
-    fn encode(&self) -> Encode;
+    fn tokenizer(&self) -> Arc<dyn Tokenize>;
+    /// What a user should know of the model's folder, a sentence each.
+    fn notes(&self) -> &[String];
     /// The model's folder, where what belongs to its tokenizer lies; None where it needs none.
     fn folder(&self) -> Option<&Path>;
     /// The hash of each tensor, as in [`Metrics::weights`](tidegate_operators::record::Metrics::weights).

@@ -5,6 +5,7 @@ pub mod contract;
 pub mod sampler;
 pub mod spec;
 pub mod tally;
+pub mod text_file;
 pub mod tokenizer;
 pub mod torch;
 pub mod toy;

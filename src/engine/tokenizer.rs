@@ -1,7 +1,12 @@
 //! Text to ids and back: the home of the `tokenizers` crate, and a character-level tokenizer for models made from nothing.
 
+use crate::engine::contract::Tokenize;
+use crate::engine::text_file;
 use crate::error::{Error, Result};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,31 +17,59 @@ pub const SPECIAL: [&str; 4] = ["<pad>", "<bos>", "<eos>", "<unk>"];
 const FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 
+/// Most bytes of a `tokenizer.json`: several times those of the largest vocabularies in use.
+const LARGEST: u64 = 128 << 20;
+
 /// The tokenizer of a model folder (`tokenizer.json`, the format of Hugging Face's `tokenizers`). Clones share one copy.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     hash: String,
+    /// What stands for characters that the vocabulary lacks, and its id.
+    unknown: Option<(String, u32)>,
+}
+
+/// The part of a `tokenizer.json` that says what stands for the unknown.
+#[derive(Deserialize)]
+struct File {
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(default)]
+    unk_token: Option<String>,
+    /// Unigram models name its place in the vocabulary.
+    #[serde(default)]
+    unk_id: Option<u32>,
 }
 
 impl Tokenizer {
     /// Reads `tokenizer.json` of `folder`.
     ///
     /// # Errors
-    /// A file that is missing or that is no tokenizer.
+    /// A file that is missing, larger than 128 MiB, or no tokenizer.
     pub fn load(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
-        Tokenizer::parse(&text).map_err(|reason| Error::file(&path, format!("not a tokenizer: {reason}")))
+        let text = text_file::read(&path, LARGEST)?;
+        let refuse = |reason: &dyn Display| Error::file(&path, format!("not a tokenizer: {reason}"));
+        // Whatever a damaged file makes the tokenizers crate do, even a panic, is the file's fault.
+        match catch_unwind(|| Tokenizer::parse(&text)) {
+            Ok(parsed) => parsed.map_err(|reason| refuse(&reason)),
+            Err(_) => Err(refuse(&"its parts contradict each other")),
+        }
     }
 
     /// A tokenizer from the text of a `tokenizer.json`.
     fn parse(text: &str) -> tokenizers::Result<Self> {
         let mut inner = tokenizers::Tokenizer::from_str(text)?;
+        let Model { unk_token, unk_id } = serde_json::from_str::<File>(text)?.model;
+        let token = unk_token.or_else(|| inner.id_to_token(unk_id?));
+        let unknown = token.and_then(|token| inner.token_to_id(&token).map(|id| (token, id)));
         // Ids are stored as they are: a file's own cutting and padding must not touch them.
         inner.with_truncation(None)?;
         inner.with_padding(None);
-        Ok(Tokenizer { inner: Arc::new(inner), hash: hash_of(text.as_bytes()) })
+        Ok(Tokenizer { inner: Arc::new(inner), hash: hash_of(text.as_bytes()), unknown })
     }
 
     /// The ids of `text`. Special tokens written out in the text become their ids; none is added.
@@ -44,8 +77,27 @@ impl Tokenizer {
     /// # Errors
     /// Text that the tokenizer's model refuses.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::engine(format!("encoding {text:?}"), e))?;
-        Ok(encoding.get_ids().to_vec())
+        let refuse = |reason: &dyn Display| {
+            let start: String = text.chars().take(40).collect();
+            Error::engine(format!("encoding {start:?}"), reason)
+        };
+        match catch_unwind(AssertUnwindSafe(|| self.inner.encode_fast(text, false))) {
+            Ok(encoding) => Ok(encoding.map_err(|e| refuse(&e))?.get_ids().to_vec()),
+            Err(_) => Err(refuse(&"the tokenizer gave up on it")),
+        }
+    }
+
+    /// The first character of `text`, whose ids are `ids`, that the vocabulary lacks.
+    pub fn unknown(&self, text: &str, ids: &[u32]) -> Option<char> {
+        let (token, id) = self.unknown.as_ref()?;
+        if !ids.contains(id) {
+            return None;
+        }
+        let encoding = self.inner.encode(text, false).ok()?;
+        let places = encoding.get_ids().iter().zip(encoding.get_offsets()).filter(|(found, _)| *found == id);
+        // Where the text names the token itself, nothing is unknown.
+        let texts = places.filter_map(|(_, (start, end))| text.get(*start..*end));
+        texts.filter(|found| found != token).find_map(|found| found.chars().next())
     }
 
     /// The text of `ids`, for reading: ids that stop inside a character give U+FFFD there, special and unknown ids nothing.
@@ -134,6 +186,16 @@ pub fn write_char_level(folder: &Path, alphabet: &str) -> Result<()> {
     Ok(())
 }
 
+impl Tokenize for Tokenizer {
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        Tokenizer::encode(self, text)
+    }
+
+    fn unknown(&self, text: &str, ids: &[u32]) -> Option<char> {
+        Tokenizer::unknown(self, text, ids)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +259,34 @@ mod tests {
         assert_eq!(tokenizer.encode("1?").unwrap(), [5, 3]);
         assert_eq!(tokenizer.decode(&[1, 5, 2, 2, 0]), "1");
         assert_eq!(tokenizer.encode("").unwrap(), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn the_first_unknown_character_is_found() {
+        let tokenizer = Tokenizer::parse(&char_level("01+= é")).unwrap();
+        let unknown = |text: &str| tokenizer.unknown(text, &tokenizer.encode(text).unwrap());
+        assert_eq!(unknown("1+1=é"), None);
+        assert_eq!(unknown("é1+🦀2"), Some('🦀'));
+        assert_eq!(unknown("<unk>1"), None);
+        assert_eq!(unknown("<unk>1?"), Some('?'));
+        assert_eq!(byte_level().unknown("🦀", &[97]), None);
+        let pieces = json!([["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]);
+        let model = json!({"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": false});
+        let file = json!({"version": "1.0", "added_tokens": [], "model": model});
+        let unigram = Tokenizer::parse(&file.to_string()).unwrap();
+        assert_eq!(unigram.unknown("ab?", &unigram.encode("ab?").unwrap()), Some('?'));
+    }
+
+    /// A pattern that goes back and forth without end stops at a limit: the text is split elsewhere, in a second or two.
+    #[test]
+    fn a_pattern_without_end_ends() {
+        let file: Value = serde_json::from_str(&char_level("ab")).unwrap();
+        let mut file = file;
+        file["pre_tokenizer"]["pattern"]["Regex"] = json!("(?=((a+)+)+b)(a|aa)+$");
+        let tokenizer = Tokenizer::parse(&file.to_string()).unwrap();
+        let started = std::time::Instant::now();
+        let _ = tokenizer.encode(&"a".repeat(2000));
+        assert!(started.elapsed().as_secs() < 20);
     }
 
     #[test]

@@ -97,6 +97,9 @@ impl<E: Engine + 'static> Checkpoints<E> {
     }
 }
 
+/// So many files of the log are no burden, and easier to look at one by one.
+const MANY: usize = 64;
+
 /// Where checkpoints are written.
 struct Desk<E: Engine> {
     folder: RunFolder,
@@ -133,6 +136,9 @@ impl<E: Engine> Desk<E> {
         crash::at("checkpoint: sealed");
         self.newest = Some(state.step);
         prune(&self.folder, self.keep)?;
+        if self.folder.log_files()?.len() < MANY {
+            return Ok(());
+        }
         // What cannot be merged stays as it is, and whoever reads the log finds it there.
         compact(&self.folder, state.step, &Limits::default()).map(drop)
     }

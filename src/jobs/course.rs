@@ -4,6 +4,7 @@ use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
 use crate::error::{Error, Result};
 use crate::jobs::data::Data;
+use crate::jobs::encode::Encoder;
 use crate::jobs::eval::{Evaluation, Mode, evaluate};
 use crate::jobs::recovery::Origin;
 use crate::jobs::signals::Interrupt;
@@ -34,6 +35,7 @@ impl Course {
     /// A data set or a reward that is not as it must be; completions that would leave no room for a prompt.
     pub fn new<E: Engine>(spec: Spec, engine: &E) -> Result<Self> {
         fits(&spec.generate, engine)?;
+        Encoder::new(engine, spec.data.as_ref())?;
         let reward = Reward::new(&spec.reward)?;
         let model = engine.folder().unwrap_or(&spec.model.path);
         let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model, purpose: Use::Rollouts };

@@ -1,16 +1,26 @@
 //! Where a job's prompts come from: generated tasks, or a file with the model's chat template.
 
+use crate::engine::text_file;
 use crate::error::{Error, Result};
-use crate::store;
+use crate::jobs::say;
+use crate::store::RowTable;
 use crate::tasks::generated::Mix;
 use crate::tasks::item::Item;
-use crate::tasks::jsonl;
-use crate::tasks::prompts::{Place, Row, Use, rows_to_items};
+use crate::tasks::jsonl::JsonLines;
+use crate::tasks::prompts::{ANSWERS, Items, Place, Row, Use};
 use crate::tasks::reward::Reward;
-use crate::tasks::source::{Cursor, Prompts, Source};
+use crate::tasks::source::{Prompts, Source};
 use crate::tasks::spec::{DataSpec, Format, TaskSpec};
+use crate::tasks::table::{Spread, Table, Unread};
 use crate::tasks::template::ChatTemplate;
+use serde_json::Value;
 use std::path::Path;
+
+/// How many rows of a file are checked before anything begins; those behind them when they are read.
+const CHECKED: u64 = 10_000;
+
+/// Most bytes of a tokenizer's configuration and of a chat template: those in use are a thousandth of it.
+const LARGEST_CONFIG: u64 = 16 << 20;
 
 /// What a job reads its prompts from: the parts of its specification that say so.
 #[derive(Clone, Copy, Debug)]
@@ -26,17 +36,18 @@ impl Data<'_> {
     /// The training prompts, in the order of `seed`.
     ///
     /// # Errors
-    /// A file or a row that is not as the specification says; rows of which the reward can judge none.
+    /// A file, or one of its first rows, that is not as the specification says; rows of which the reward can judge none.
     pub fn training(&self, seed: u64, reward: &Reward) -> Result<Prompts> {
         let source = match self.file {
             None => Source::Generated { mix: Mix::new(self.tasks)?, seed },
             Some(data) => {
-                let items = self.items(data)?;
-                self.judged(&items, reward)?;
-                Source::rows(items, data, seed)?
+                let mut items = self.items(data)?;
+                let checked = first(&mut items, CHECKED)?;
+                self.judged(&checked, items.rows(), reward)?;
+                Source::rows(items, seed)?
             }
         };
-        Ok(source.from_cursor(Cursor::default()))
+        Ok(source.from(0))
     }
 
     /// At most `prompts` held-out prompts: those of `file`, or of the generated tasks; none for a file of prompts alone.
@@ -45,9 +56,7 @@ impl Data<'_> {
     /// As [`training`](Data::training).
     pub fn held_out(&self, file: Option<&DataSpec>, prompts: usize) -> Result<Vec<Item>> {
         if let Some(data) = file {
-            let mut items = self.items(data)?;
-            items.truncate(prompts);
-            return Ok(items);
+            return first(&mut self.items(data)?, prompts as u64);
         }
         if self.file.is_some() || self.tasks.is_empty() {
             return Ok(Vec::new());
@@ -57,58 +66,98 @@ impl Data<'_> {
     }
 
     /// Rollouts of a prompt that cannot be judged are discarded; if all are, the run would never come to its first step.
-    fn judged(&self, items: &[Item], reward: &Reward) -> Result<()> {
+    fn judged(&self, items: &[Item], rows: u64, reward: &Reward) -> Result<()> {
         let why = |item: &Item| reward.score(&item.clone().into_prompt(0, Vec::new()), "").err();
         match (self.purpose, items.iter().map(why).collect::<Option<Vec<_>>>()) {
             (Use::Rollouts, Some(reasons)) if !reasons.is_empty() => {
                 let why = reasons.first().map_or_else(String::new, |why| format!(": {why}"));
-                Err(Error::config("reward", format!("{} prompts", items.len()), format!("can judge none of them{why}")))
+                if items.len() as u64 == rows {
+                    return Err(Error::config("reward", format!("{rows} prompts"), format!("can judge none of them{why}")));
+                }
+                say(format_args!("note      the reward can judge none of the first {} prompts{why}", items.len()));
+                Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    fn items(&self, data: &DataSpec) -> Result<Vec<Item>> {
+    fn items(&self, data: &DataSpec) -> Result<Items> {
         let template = template(self.model)?;
-        let rows: Box<dyn Iterator<Item = Result<Row>>> = match data.format()? {
-            Format::Parquet => Box::new(
-                store::read_json_rows(&data.file)?
-                    .zip(1..)
-                    .map(|(fields, row)| Ok(Row { place: Place::Row(row), fields: fields? })),
-            ),
-            Format::JsonLines => Box::new(jsonl::rows(&data.file)?),
+        let table: Box<dyn Table> = match data.format()? {
+            Format::Parquet => Box::new(Rows(parquet(data)?)),
+            Format::JsonLines => Box::new(JsonLines::open(&data.file)?),
         };
-        rows_to_items(rows, data, template.as_ref(), self.purpose).collect()
+        Ok(Items::new(table, data.clone(), template, self.purpose))
+    }
+}
+
+fn first(items: &mut Items, count: u64) -> Result<Vec<Item>> {
+    (0..items.rows().min(count)).map(|row| items.item(row).map_err(Error::from)).collect()
+}
+
+/// A Parquet file whose prompts and answers have a text.
+fn parquet(data: &DataSpec) -> Result<RowTable> {
+    let rows = RowTable::open(&data.file)?;
+    let root = |column: &str| column.split('.').next().unwrap_or_default().to_owned();
+    let answer = match &data.answer {
+        Some(answer) => Some(root(answer)),
+        None => ANSWERS.into_iter().map(root).find(|column| rows.has(column)),
+    };
+    match [Some(data.prompt.clone()), answer].into_iter().flatten().find(|column| rows.holds_bytes(column)) {
+        Some(column) => Err(Error::column(&data.file, column, "it holds bytes, expected text: write it as strings (UTF-8)")),
+        None => Ok(rows),
+    }
+}
+
+/// The rows of a Parquet file for those who know no Parquet.
+struct Rows(RowTable);
+
+impl Table for Rows {
+    fn rows(&self) -> u64 {
+        self.0.rows()
+    }
+
+    fn spread(&self) -> Spread {
+        self.0.blocks().map_or(Spread::Even, |blocks| Spread::Blocks { rows: blocks.rows, kept: blocks.kept })
+    }
+
+    fn row(&mut self, index: u64) -> Result<Row, Unread> {
+        let fields = self.0.row(index).map_err(Unread::Row)?;
+        Ok(Row { place: Place::Row(index + 1), fields })
     }
 }
 
 /// The chat template of a model folder: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`.
 fn template(model: &Path) -> Result<Option<ChatTemplate>> {
-    let config: serde_json::Value = match std::fs::read_to_string(model.join("tokenizer_config.json")) {
-        Ok(text) => serde_json::from_str(&text).map_err(|e| Error::file(model.join("tokenizer_config.json"), e))?,
-        Err(_) => serde_json::Value::Null,
+    let path = model.join("tokenizer_config.json");
+    let config: Value = match text_file::read_if_there(&path, LARGEST_CONFIG)? {
+        Some(text) => serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?,
+        None => Value::Null,
     };
     // A special token is text, or an object with its text in `content`.
     let token = |key: &str| {
         let value = &config[key];
         value.as_str().or_else(|| value["content"].as_str()).unwrap_or_default().to_owned()
     };
-    let text = match std::fs::read_to_string(model.join("chat_template.jinja")) {
-        Ok(text) => Some(text),
-        Err(_) => config["chat_template"].as_str().map(str::to_owned),
+    let text = match text_file::read_if_there(&model.join("chat_template.jinja"), LARGEST_CONFIG)? {
+        Some(text) => Some(text),
+        None => default_template(&config["chat_template"]).map_err(|found| {
+            Error::file(&path, format!("chat_template = {found}: expected text, or a list with one \"default\""))
+        })?,
     };
     text.map(|text| ChatTemplate::new(&text, &token("bos_token"), &token("eos_token"))).transpose()
 }
 
-/// An item as the record that is admitted.
-///
-/// # Errors
-/// A text that the tokenizer refuses.
-pub fn prompt(
-    epoch: u32,
-    item: Item,
-    encode: &dyn Fn(&str) -> Result<Vec<u32>>,
-) -> Result<tidegate_operators::record::Prompt> {
-    let tokens = encode(&item.text)?;
-    Ok(item.into_prompt(epoch, tokens))
+/// One template, or the one of several that is named `default`.
+fn default_template(value: &Value) -> Result<Option<String>, String> {
+    let named = |list: &[Value]| list.iter().find(|one| one["name"] == "default").map(|one| one["template"].clone());
+    match value {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text.clone())),
+        Value::Array(list) => match named(list) {
+            Some(Value::String(text)) => Ok(Some(text)),
+            _ => Err(format!("a list of {}", list.len())),
+        },
+        other => Err(crate::tasks::prompts::described(other)),
+    }
 }

@@ -3,7 +3,7 @@
 use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
 use crate::error::Result;
-use crate::jobs::data;
+use crate::jobs::encode::Encoder;
 use crate::jobs::ports::RuleScorer;
 use crate::tasks::item::Item;
 use crate::tasks::reward::Reward;
@@ -82,11 +82,11 @@ pub fn evaluate<E: Engine>(
     let sampling = Sampling { slots: sampling.slots.min(items.len().max(1)), temperature, ..sampling.clone() };
     let mut generator = engine.generator(&sampling, seed, 0)?;
     generator.load(0, engine.snapshot()?)?;
-    let encode = engine.encode();
     let mut scorer = RuleScorer(reward.clone());
     let mut evaluation = Evaluation::default();
+    let mut encoder = Encoder::new(engine, None)?;
     for (number, item) in items.iter().enumerate() {
-        let prompt = data::prompt(0, item.clone(), &*encode)?;
+        let prompt = encoder.prompt(0, item.clone())?;
         generator.start(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }))?;
     }
     while generator.running() > 0 && !halt.is_set() {

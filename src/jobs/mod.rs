@@ -2,14 +2,16 @@
 //!
 //! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`];
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`];
-//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`ports`] of the dataflow, [`training`] the dataflow on its
-//!   workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the end, [`signals`];
+//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`training`] the
+//!   dataflow on its workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the end,
+//!   [`signals`];
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
 pub mod analyze;
 pub mod checkpoints;
 pub mod course;
 pub mod data;
+pub mod encode;
 pub mod eval;
 pub mod lent;
 pub mod ports;

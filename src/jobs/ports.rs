@@ -1,7 +1,6 @@
 //! The dataflow's ports on this side: prompts, reward and estimator of a run.
 
-use crate::engine::contract::Encode;
-use crate::jobs::data;
+use crate::jobs::encode::Encoder;
 use crate::kernel::advantage::{Advantage, group_advantages, value_advantages};
 use crate::spec::{EstimateSpec, ZeroVariance};
 use crate::tasks::reward::Reward;
@@ -15,13 +14,14 @@ use tidegate_operators::score::Scorer;
 /// A run's prompts, tokenized as they are admitted.
 pub struct TokenizedPrompts {
     pub prompts: source::Prompts,
-    pub encode: Encode,
+    pub encoder: Encoder,
 }
 
 impl Prompts for TokenizedPrompts {
     fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
-        let Some((epoch, item)) = self.prompts.at(number) else { return Ok(None) };
-        data::prompt(epoch, item, &*self.encode).map(Some).map_err(|e| Fault::new("admit", e))
+        let at = self.prompts.at(number).transpose();
+        let prompt = at.map(|at| at.and_then(|(epoch, item)| self.encoder.prompt(epoch, item))).transpose();
+        prompt.map_err(|e| Fault::new("admit", e))
     }
 }
 

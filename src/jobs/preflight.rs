@@ -1,5 +1,6 @@
 //! Before a run starts: how much disk it will need, and whether its folder can be written.
 
+use crate::engine::contract::Tokenize;
 use crate::error::{Error, Result};
 use crate::spec::Spec;
 use crate::store::room::{free, readable};
@@ -63,10 +64,14 @@ impl fmt::Display for Disk {
 /// Mean length of the first few prompts, tokens.
 ///
 /// # Errors
-/// A text that the tokenizer refuses.
-pub fn prompt_tokens(prompts: &Prompts, encode: &dyn Fn(&str) -> Result<Vec<u32>>) -> Result<u64> {
-    let tokens = |(_, item): (_, crate::tasks::item::Item)| Ok(encode(&item.text)?.len() as u64);
-    let lengths: Vec<u64> = prompts.clone().take(LOOKED_AT).map(tokens).collect::<Result<_>>()?;
+/// A file that cannot be read any more.
+pub fn prompt_tokens(prompts: &mut Prompts, tokenizer: &dyn Tokenize) -> Result<u64> {
+    let mut lengths = Vec::new();
+    for number in 0..LOOKED_AT as u64 {
+        let Some((_, item)) = prompts.at(number)? else { break };
+        // One that cannot be encoded is told when it is its turn.
+        lengths.extend(tokenizer.encode(&item.text).ok().map(|tokens| tokens.len() as u64));
+    }
     Ok(lengths.iter().sum::<u64>().div_ceil(lengths.len().max(1) as u64))
 }
 

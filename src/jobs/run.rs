@@ -57,7 +57,8 @@ where
     let spec = &course.spec;
     folder.write_spec(&spec.to_text())?;
     say(plan(spec, &engine));
-    let prompt_tokens = preflight::prompt_tokens(&course.prompts, &*engine.encode())?;
+    engine.notes().iter().for_each(|note| say(format_args!("note      {note}")));
+    let prompt_tokens = preflight::prompt_tokens(&mut course.prompts, &*engine.tokenizer())?;
     let disk = Disk::of(spec, spec.steps, engine.parameters(), prompt_tokens, spec.checkpoint.keep as u64);
     say(&disk);
     disk.warning().into_iter().for_each(say);

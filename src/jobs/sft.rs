@@ -9,7 +9,8 @@ use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::learner::TorchLearner;
 use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
-use crate::jobs::data::{self, Data};
+use crate::jobs::data::Data;
+use crate::jobs::encode::Encoder;
 use crate::jobs::eval::{self, Mode};
 use crate::jobs::progress::Steps;
 use crate::jobs::{course, print, say, signals};
@@ -229,13 +230,16 @@ impl Drop for New {
     }
 }
 
+/// So many pairs in a row that cannot be learned from end the warm start: it would look for others without end.
+const LEFT_OUT_LIMIT: u64 = 1000;
+
 /// What the last step was like; a step that a halt cuts off does not count.
-fn train(spec: &SftSpec, mut pairs: Prompts, policy: &Policy, learner: &mut TorchLearner, halt: &Halt) -> Result<Metrics> {
+fn train(spec: &SftSpec, pairs: Prompts, policy: &Policy, learner: &mut TorchLearner, halt: &Halt) -> Result<Metrics> {
+    let mut pairs = Pairs { pairs, encoder: Encoder::new(policy, spec.data.as_ref())?, policy, left_out: 0 };
     let steps = Steps::new(spec.steps);
     let mut last = Metrics::default();
     for step in 1..=spec.steps {
-        let batch: Vec<Rollout> =
-            pairs.by_ref().take(spec.batch_size).map(|(_, item)| pair(item, policy)).collect::<Result<_>>()?;
+        let batch = pairs.batch(spec.batch_size)?;
         if batch.is_empty() {
             break;
         }
@@ -251,29 +255,67 @@ fn train(spec: &SftSpec, mut pairs: Prompts, policy: &Policy, learner: &mut Torc
         steps.show(step, &format!("loss {:.4}", last.loss));
     }
     steps.finish();
+    if pairs.left_out > 0 {
+        say(format_args!("note      {} pairs were left out", pairs.left_out));
+    }
     Ok(last)
 }
 
-/// A worked answer as a rollout: every token of it, and the end of sequence, is trained.
-fn pair(item: Item, policy: &Policy) -> Result<Rollout> {
-    if item.completion.is_empty() {
-        let what = format!("prompt {} of task {}", item.id, item.task);
-        return Err(Error::config("data", what, "has no worked answer (completion) to learn from"));
+/// Worked answers as rollouts.
+struct Pairs<'a> {
+    pairs: Prompts,
+    encoder: Encoder,
+    policy: &'a Policy,
+    left_out: u64,
+}
+
+impl Pairs<'_> {
+    /// The next `size` pairs; fewer at the end.
+    fn batch(&mut self, size: usize) -> Result<Vec<Rollout>> {
+        let (mut batch, mut in_a_row) = (Vec::with_capacity(size), 0);
+        while batch.len() < size
+            && let Some(next) = self.pairs.next()
+        {
+            match self.pair(next?.1)? {
+                Ok(rollout) => batch.push(rollout),
+                Err(why) => {
+                    (self.left_out, in_a_row) = (self.left_out + 1, in_a_row + 1);
+                    if in_a_row == LEFT_OUT_LIMIT {
+                        let why = format!("cannot be learned from, the last one because {why}");
+                        return Err(Error::config("data", format!("{in_a_row} pairs in a row"), why));
+                    }
+                    continue;
+                }
+            }
+            in_a_row = 0;
+        }
+        Ok(batch)
     }
-    let mut tokens = policy.tokenizer.encode(&item.completion)?;
-    tokens.extend(policy.config.eos_token_id.first());
-    let n = tokens.len();
-    Ok(Rollout {
-        group: Arc::new(Group {
-            size: 1,
-            prompt: data::prompt(0, item, &|text| policy.tokenizer.encode(text))?,
-            ..Group::default()
-        }),
-        tokens,
-        mask: vec![true; n],
-        logp_behavior: vec![0.0; n],
-        version: vec![0; n],
-        advantage: vec![1.0; n],
-        ..Rollout::default()
-    })
+
+    /// A worked answer as a rollout: every token of it, and the end of sequence, is trained. The other side says why it has to
+    /// be left out.
+    fn pair(&mut self, item: Item) -> Result<Result<Rollout, String>> {
+        if item.completion.is_empty() && item.refused.is_none() {
+            let what = format!("prompt {} of task {}", item.id, item.task);
+            return Err(Error::config("data", what, "has no worked answer (completion) to learn from"));
+        }
+        let mut tokens = self.policy.tokenizer.encode(&item.completion)?;
+        tokens.extend(self.policy.config.eos_token_id.first());
+        let n = tokens.len();
+        // The last token goes into no model.
+        let longest = self.policy.config.max_position_embeddings as usize;
+        let prompt = self.encoder.prompt_within((longest + 1).saturating_sub(n), 0, item)?;
+        if let Some(why) = prompt.refused {
+            return Ok(Err(why));
+        }
+        Ok(Ok(Rollout {
+            group: Arc::new(Group { size: 1, prompt, ..Group::default() }),
+            tokens,
+            mask: vec![true; n],
+            logp_behavior: vec![0.0; n],
+            version: vec![0; n],
+            advantage: vec![1.0; n],
+            ..Rollout::default()
+        }))
+    }
 }

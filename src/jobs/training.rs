@@ -3,6 +3,7 @@
 use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::checkpoints::Checkpoints;
+use crate::jobs::encode::Encoder;
 use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
 use crate::jobs::recovery::Origin;
@@ -76,7 +77,9 @@ where
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
     let (checkpoints, learner, log) = Checkpoints::start(engine, folder, &spec.checkpoint, state, learner, log)?;
-    let (mut learner, mut log, mut prompts, mut waiting) = (Some(learner), Some(log), Some(prompts), Some(waiting));
+    let encoder = Encoder::new(engine, spec.data.as_ref())?;
+    let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
+    let mut prompts = Some(TokenizedPrompts { prompts, encoder });
     let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
     let mut ports = Vec::with_capacity(spec.worker_count());
     for worker in 0..spec.worker_count() {
@@ -84,8 +87,7 @@ where
         let trains = worker == plan.learner;
         let generator = generates.then(|| engine.generator(&spec.generate, spec.seed, worker)).transpose()?;
         ports.push(Ports {
-            prompts: if worker == plan.admitter() { prompts.take() } else { None }
-                .map(|prompts| TokenizedPrompts { prompts, encode: engine.encode() }),
+            prompts: if worker == plan.admitter() { prompts.take() } else { None },
             generator: generator.map(|generator| Counted::<E> { generator, counters: Arc::clone(&counters), library_ns: 0 }),
             scorer: generates.then(|| RuleScorer(reward.clone())),
             estimator: generates.then(|| GroupEstimator::new(&spec.estimate, baseline)),

@@ -1,17 +1,24 @@
 //! Reading a specification: TOML, with `--set` assignments laid over it, refused by key where a key does not exist.
 
+use crate::engine::text_file;
 use crate::error::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+/// Most bytes of a specification: some hundred times what anyone writes.
+const LARGEST: u64 = 1 << 20;
+
 /// The text of a specification.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file that cannot be read, is larger than 1 MiB, or is no text.
 pub fn text_of(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| Error::config("SPEC", path.display(), e.to_string()))
+    text_file::read(path, LARGEST).map_err(|e| match e {
+        Error::File { path, reason } => Error::config("SPEC", path.display(), reason),
+        other => other,
+    })
 }
 
 /// Reads any specification: TOML, with `--set` assignments laid over it, refused by key where a key does not exist.
@@ -25,7 +32,31 @@ pub fn read<S: Serialize + DeserializeOwned + Default>(text: &str, name: &str, s
     }
     let known = toml::Table::try_from(S::default()).map_err(|e| Error::config("SPEC", name, e.to_string()))?;
     refuse_unknown(&table, &known, "")?;
-    toml::Value::Table(table.clone()).try_into().map_err(|e| explain(&e, &table))
+    let spec: S = toml::Value::Table(table.clone()).try_into().map_err(|e| explain(&e, &table))?;
+    let written = toml::Table::try_from(&spec).map_err(|e| Error::config("SPEC", name, e.to_string()))?;
+    refuse_ineffective(&toml::Value::Table(table), &toml::Value::Table(written), "")?;
+    Ok(spec)
+}
+
+/// Names the first key that was taken and means nothing: what was made of the table is written out without it.
+fn refuse_ineffective(given: &toml::Value, written: &toml::Value, path: &str) -> Result<()> {
+    match (given, written) {
+        (toml::Value::Table(given), toml::Value::Table(written)) => given.iter().try_for_each(|(key, value)| {
+            let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let Some(written_value) = written.get(key) else {
+                let kind = given.get("kind").map_or_else(String::new, |kind| format!(" with {path}.kind = {}", short(kind)));
+                let names: Vec<&str> = written.keys().map(String::as_str).collect();
+                let reason = format!("means nothing{kind}; allowed: {}", names.join(", "));
+                return Err(Error::config(full, short(value), reason));
+            };
+            refuse_ineffective(value, written_value, &full)
+        }),
+        (toml::Value::Array(given), toml::Value::Array(written)) => {
+            let mut pairs = given.iter().zip(written).enumerate();
+            pairs.try_for_each(|(i, (given, written))| refuse_ineffective(given, written, &format!("{path}[{i}]")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `a.b.c=value`, the value in TOML; what is no TOML is a string.
@@ -61,10 +92,7 @@ fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Res
             // Those that are absent by default are keys too.
             let later = CHECKED_LATER.iter().filter_map(|name| name.strip_prefix(prefix)).filter(|name| !name.contains('.'));
             let names: BTreeSet<&str> = known.keys().map(String::as_str).chain(later).collect();
-            let nearest = names.iter().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
-            let hint = nearest.map_or_else(String::new, |n| format!("did you mean {prefix}{n}? "));
-            let names: Vec<&str> = names.into_iter().collect();
-            return Err(Error::config(full, short(value), format!("no such key; {hint}allowed: {}", names.join(", "))));
+            return Err(no_such_key(prefix, key, value, &names.into_iter().collect::<Vec<_>>()));
         };
         match (value, expected) {
             (toml::Value::Table(given), toml::Value::Table(known)) => refuse_unknown(given, known, &format!("{full}."))?,
@@ -83,12 +111,67 @@ fn short(value: &toml::Value) -> String {
     if text.chars().count() > 60 { text.chars().take(57).chain("...".chars()).collect() } else { text }
 }
 
-/// toml's message ends with "in `key`"; the value stands in the table.
+/// A key that does not exist, with those that do; the nearest first.
+fn no_such_key(prefix: &str, key: &str, value: &toml::Value, names: &[&str]) -> Error {
+    let hint = nearest(key, names).map_or_else(String::new, |name| format!("did you mean {prefix}{name}? "));
+    let reason = format!("no such key; {hint}allowed: {}", names.join(", "));
+    Error::config(format!("{prefix}{key}"), short(value), reason)
+}
+
+fn nearest<'a>(word: &str, names: &[&'a str]) -> Option<&'a str> {
+    names.iter().copied().max_by(|a, b| strsim::jaro(a, word).total_cmp(&strsim::jaro(b, word)))
+}
+
+/// toml's message ends with "in `key`"; the value stands in the table. Where it is about a word that is not one of the allowed,
+/// the nearest is named.
 fn explain(error: &toml::de::Error, table: &toml::Table) -> Error {
     let text = error.to_string();
-    let key = text.rsplit_once("in `").and_then(|(_, rest)| rest.split('`').next()).unwrap_or("spec").to_owned();
-    let value = lookup(table, &key).map_or_else(|| "?".into(), |v| short(&v));
-    Error::config(key, value, error.message().trim())
+    let key = text.rsplit_once("in `").and_then(|(_, rest)| rest.split('`').next()).unwrap_or_default().to_owned();
+    let found = if key.is_empty() { Some(toml::Value::Table(table.clone())) } else { lookup(table, &key) };
+    let message = error.message().trim();
+    let (what, allowed) = message.split_once(", expected").unwrap_or((message, ""));
+    let words = |text| quoted(text).collect::<Vec<_>>();
+    match (what.split('`').next().map(str::trim), words(what).as_slice(), found) {
+        (Some("unknown field"), [field], Some(found)) => {
+            let (place, value) = place_of(field, &found, &key).unwrap_or((key, found));
+            let prefix = if place.is_empty() { String::new() } else { format!("{place}.") };
+            no_such_key(&prefix, field, &value, &words(allowed))
+        }
+        (Some("unknown variant"), [variant], found) => {
+            let names = words(allowed);
+            let hint = nearest(variant, &names).map_or_else(String::new, |name| format!("did you mean `{name}`? "));
+            let value = found.map_or_else(|| "?".into(), |value| short(&value));
+            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+            Error::config(key, value, format!("no such value; {hint}allowed: {}", names.join(", ")))
+        }
+        (Some("missing field"), [field], _) => {
+            let key = if key.is_empty() { (*field).to_owned() } else { format!("{key}.{field}") };
+            Error::config(key, "absent", "it has no default and must be given")
+        }
+        (_, _, found) => {
+            let key = if key.is_empty() { "spec".to_owned() } else { key };
+            Error::config(key, found.map_or_else(|| "?".into(), |value| short(&value)), message.replace('\n', " "))
+        }
+    }
+}
+
+/// The words in backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// Where below `at`, whose key is `path`, the first table with `key` is, and the key's value.
+fn place_of(key: &str, at: &toml::Value, path: &str) -> Option<(String, toml::Value)> {
+    match at {
+        toml::Value::Table(table) => table.get(key).map(|value| (path.to_owned(), value.clone())).or_else(|| {
+            let below = |name: &String| if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            table.iter().find_map(|(name, value)| place_of(key, value, &below(name)))
+        }),
+        toml::Value::Array(list) => {
+            list.iter().enumerate().find_map(|(i, value)| place_of(key, value, &format!("{path}[{i}]")))
+        }
+        _ => None,
+    }
 }
 
 /// The value of a key; of a key of a list of tables (`task.kind`), the values of all.

@@ -109,6 +109,8 @@ impl<'a> Columns<'a> {
                 tokens: self.ints("prompt_tokens", row)?,
                 answer: self.text("answer", row),
                 meta: self.text("meta", row),
+                // The status says it.
+                refused: None,
             },
             admitted_ns: self.int("admitted_ns", row)?,
         })

@@ -22,6 +22,7 @@ pub mod rows;
 pub mod schema;
 mod seal;
 pub mod size;
+pub mod table;
 pub mod writer;
 
 #[cfg(test)]
@@ -34,4 +35,5 @@ pub use metrics::write_metrics;
 pub use reader::{LogReader, Part, StepFile, metrics, read_footer, read_step, steps, steps_after};
 pub use room::Room;
 pub use rows::read_json_rows;
+pub use table::{Blocks, RowTable};
 pub use writer::ParquetLog;

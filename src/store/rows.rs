@@ -64,7 +64,7 @@ impl Iterator for JsonRows {
     }
 }
 
-fn to_rows(batch: &RecordBatch) -> Result<Vec<Row>, String> {
+pub(super) fn to_rows(batch: &RecordBatch) -> Result<Vec<Row>, String> {
     let mut lines = Vec::new();
     let mut writer = WriterBuilder::new().with_explicit_nulls(true).build::<_, LineDelimited>(&mut lines);
     writer.write(batch).and_then(|()| writer.finish()).map_err(|e| e.to_string())?;

@@ -165,7 +165,8 @@ impl Mix {
             let size = draw.between(low, high);
             let Example { prompt, completion, answer } = kind.example(size, slips, &mut draw);
             if Split::of(&prompt) == split {
-                return Item { id: index, task: kind.name().into(), text: prompt, answer, completion, meta: String::new() };
+                let task = kind.name().into();
+                return Item { id: index, task, text: prompt, answer, completion, ..Item::default() };
             }
         }
     }

@@ -17,12 +17,14 @@ pub struct Item {
     pub completion: String,
     /// The rest of the row as a JSON object; empty if there is none.
     pub meta: String,
+    /// Why there is nothing but an id: the row that it comes from is not as it must be. File, column and place are named.
+    pub refused: Option<String>,
 }
 
 impl Item {
     /// The record that travels on the dataflow. `tokens` are the ids of `text`; `epoch` counts the full passes before.
     pub fn into_prompt(self, epoch: u32, tokens: Vec<u32>) -> Prompt {
-        let Item { id, task, text, answer, meta, .. } = self;
-        Prompt { id, epoch, task, text, tokens, answer, meta }
+        let Item { id, task, text, answer, meta, refused, .. } = self;
+        Prompt { id, epoch, task, text, tokens, answer, meta, refused }
     }
 }

@@ -4,10 +4,11 @@
 //! |---|---|
 //! | [`spec`] | `[[task]]`, `[data]` and `[reward]` of the run's configuration |
 //! | [`item`] | one task text with its answer: what every source gives |
-//! | [`source`] | a run's prompts in their order, and the cursor to go on from |
+//! | [`source`] | a run's prompts: the n-th is a function of n |
 //! | [`generated`] | tasks made here, in a training and a held-out half |
 //! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long; [`example`] what each gives |
-//! | [`prompts`], [`jsonl`], [`template`] | data sets of others: rows, JSON Lines, chat templates |
+//! | [`prompts`], [`table`], [`jsonl`], [`template`] | data sets of others: rows, where they lie, JSON Lines, chat templates |
+//! | [`fit`] | prompts that are too long |
 //! | [`reward`], [`number`], [`shaping`] | what a completion is worth |
 //! | [`draw`], [`shuffle`] | deterministic randomness |
 
@@ -15,6 +16,7 @@ pub mod addition;
 pub mod draw;
 pub mod example;
 pub mod expression;
+pub mod fit;
 pub mod generated;
 pub mod item;
 pub mod jsonl;
@@ -26,4 +28,5 @@ pub mod shuffle;
 pub mod sorting;
 pub mod source;
 pub mod spec;
+pub mod table;
 pub mod template;

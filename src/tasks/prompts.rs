@@ -12,8 +12,9 @@
 
 use super::item::Item;
 use super::spec::{DataSpec, PromptAs};
+use super::table::{Spread, Table, Unread};
 use super::template::ChatTemplate;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -52,28 +53,48 @@ pub enum Use {
 }
 
 /// The answers' columns where the spec names none, in the order they are tried.
-const ANSWERS: [&str; 4] = ["answer", "ground_truth", "reward_model.ground_truth", "solution"];
+pub const ANSWERS: [&str; 4] = ["answer", "ground_truth", "reward_model.ground_truth", "solution"];
 
 const PROMPT_SHAPES: &str = "text or a list of messages {\"role\": .., \"content\": ..}";
 
-/// The items of `rows`, numbered from 0. Errors among the rows pass through.
-///
-/// # Errors
-/// An item each: a row without a prompt (or completion, where it is needed), a null, an empty text, a wrong type, or messages
-/// that the template refuses; the file, the column, the row, what was found and what would be right are named.
-pub fn rows_to_items<'a>(
-    rows: impl Iterator<Item = Result<Row>> + 'a,
-    spec: &'a DataSpec,
-    template: Option<&'a ChatTemplate>,
+/// The rows of a data file as items.
+pub struct Items {
+    table: Box<dyn Table>,
+    spec: DataSpec,
+    template: Option<ChatTemplate>,
     purpose: Use,
-) -> impl Iterator<Item = Result<Item>> + 'a {
-    rows.enumerate().map(move |(id, row)| {
-        let Row { place, fields } = row?;
-        let reader = Reader { spec, template, purpose };
-        reader
-            .item(id as u64, fields)
-            .map_err(|Refused { column, reason }| Error::column(&spec.file, column, format!("{place}: {reason}")))
-    })
+}
+
+impl Items {
+    /// Items of `table`, the rows of `spec.file`.
+    pub fn new(table: Box<dyn Table>, spec: DataSpec, template: Option<ChatTemplate>, purpose: Use) -> Items {
+        Items { table, spec, template, purpose }
+    }
+
+    pub fn spec(&self) -> &DataSpec {
+        &self.spec
+    }
+
+    pub fn rows(&self) -> u64 {
+        self.table.rows()
+    }
+
+    pub fn spread(&self) -> Spread {
+        self.table.spread()
+    }
+
+    /// The item of the row `id`, from 0.
+    ///
+    /// # Errors
+    /// What the table says; a row without a prompt (or completion, where it is needed), a null, an empty text, a wrong type, or
+    /// messages that the template refuses: the file, the column, the row, what was found and what would be right are named.
+    pub fn item(&mut self, id: u64) -> Result<Item, Unread> {
+        let Row { place, fields } = self.table.row(id)?;
+        let reader = Reader { spec: &self.spec, template: self.template.as_ref(), purpose: self.purpose };
+        reader.item(id, fields).map_err(|Refused { column, reason }| {
+            Unread::Row(Error::column(&self.spec.file, column, format!("{place}: {reason}")))
+        })
+    }
 }
 
 struct Reader<'a> {
@@ -99,7 +120,7 @@ impl Reader<'_> {
         let task = self.task(&mut fields)?;
         let completion = self.completion(&mut fields)?;
         let meta = if fields.is_empty() { String::new() } else { Value::Object(fields).to_string() };
-        Ok(Item { id, task, text, answer, completion, meta })
+        Ok(Item { id, task, text, answer, completion, meta, refused: None })
     }
 
     fn prompt(&self, fields: &mut Map<String, Value>) -> Result<String, Refused> {
@@ -264,12 +285,27 @@ mod tests {
         DataSpec::new("some/file.jsonl")
     }
 
-    fn read_with(spec: &DataSpec, template: Option<&ChatTemplate>, purpose: Use, rows: &[Value]) -> Vec<Result<Item>> {
-        let rows = rows.iter().enumerate().map(|(i, row)| {
-            let fields = row.as_object().cloned().unwrap();
-            Ok(Row { place: Place::Line(i as u64 + 1), fields })
-        });
-        rows_to_items(rows, spec, template, purpose).collect()
+    struct Memory(Vec<Map<String, Value>>);
+
+    impl Table for Memory {
+        fn rows(&self) -> u64 {
+            self.0.len() as u64
+        }
+
+        fn spread(&self) -> Spread {
+            Spread::Even
+        }
+
+        fn row(&mut self, index: u64) -> Result<Row, Unread> {
+            Ok(Row { place: Place::Line(index + 1), fields: self.0[index as usize].clone() })
+        }
+    }
+
+    fn read_with(spec: &DataSpec, template: Option<ChatTemplate>, purpose: Use, rows: &[Value]) -> Vec<Result<Item, Error>> {
+        let rows: Vec<_> = rows.iter().map(|row| row.as_object().cloned().unwrap()).collect();
+        let count = rows.len() as u64;
+        let mut items = Items::new(Box::new(Memory(rows)), spec.clone(), template, purpose);
+        (0..count).map(|id| items.item(id).map_err(Error::from)).collect()
     }
 
     fn item(spec: &DataSpec, row: Value) -> Item {
@@ -290,6 +326,7 @@ mod tests {
             answer: "2".into(),
             completion: String::new(),
             meta: r#"{"level":3}"#.into(),
+            refused: None,
         };
         assert_eq!(found, expected);
         let bare = item(&spec(), json!({"prompt": "1+1="}));
@@ -341,7 +378,7 @@ mod tests {
     fn equal_rows_are_two_prompts() {
         let row = json!({"prompt": "1+1=", "answer": "2"});
         let items: Vec<Item> =
-            read_with(&spec(), None, Use::Rollouts, &[row.clone(), row]).into_iter().collect::<Result<_>>().unwrap();
+            read_with(&spec(), None, Use::Rollouts, &[row.clone(), row]).into_iter().collect::<Result<_, _>>().unwrap();
         assert_eq!([items[0].id, items[1].id], [0, 1]);
         assert_eq!(items[0].text, items[1].text);
     }
@@ -400,9 +437,9 @@ mod tests {
     fn the_template_turns_messages_into_text() {
         let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
             {% if messages[0].content == 'bad' %}{{ raise_exception('no bad words') }}{% endif %}<assistant>";
-        let template = ChatTemplate::new(source, "", "").unwrap();
+        let template = || ChatTemplate::new(source, "", "").ok();
         let user = DataSpec { prompt_as: PromptAs::User, system: Some("Be short.".into()), ..spec() };
-        let text = |spec: &DataSpec, row: Value| read_with(spec, Some(&template), Use::Rollouts, &[row]).remove(0);
+        let text = |spec: &DataSpec, row: Value| read_with(spec, template(), Use::Rollouts, &[row]).remove(0);
         let row = json!({"prompt": [{"role": "user", "content": "1+1?"}]});
         assert_eq!(text(&spec(), row).unwrap().text, "<user>1+1?\n<assistant>");
         let row = json!({"prompt": "1+1?"});

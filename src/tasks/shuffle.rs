@@ -1,6 +1,7 @@
 //! A shuffled order without a list: a keyed permutation of `0..len`, any place of which is computed on its own.
 
 use super::draw::mix;
+use super::table::Spread;
 
 const ROUNDS: u64 = 6;
 
@@ -17,8 +18,12 @@ pub struct Permutation {
 impl Permutation {
     /// The order of `epoch` under `seed`.
     pub fn new(len: u64, seed: u64, epoch: u32) -> Self {
+        Permutation::keyed(len, mix(mix(seed) ^ u64::from(epoch)))
+    }
+
+    fn keyed(len: u64, key: u64) -> Self {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
-        Permutation { len, half: bits.div_ceil(2).max(1), key: mix(mix(seed) ^ u64::from(epoch)) }
+        Permutation { len, half: bits.div_ceil(2).max(1), key }
     }
 
     /// The element at `place`, which must be below `len`.
@@ -37,6 +42,11 @@ impl Permutation {
         }
     }
 
+    /// The same order's `part`: one more permutation, of `0..len`.
+    fn part(&self, len: u64, part: u64) -> Permutation {
+        Permutation::keyed(len, mix(self.key ^ mix(part + 1)))
+    }
+
     fn network(&self, value: u64) -> u64 {
         let mask = (1u64 << self.half) - 1;
         let (mut left, mut right) = (value >> self.half, value & mask);
@@ -45,6 +55,22 @@ impl Permutation {
         }
         (left << self.half) | right
     }
+}
+
+/// The row at `place` of `epoch`'s order of `rows` rows; `place` is below `rows`. A function of its arguments alone.
+///
+/// Where rows are read in blocks, the blocks are shuffled, and rows are among those of as many blocks as are kept: the order
+/// goes through one such window after the other. The last block, which may be shorter, is always in the last window.
+pub fn shuffled(rows: u64, spread: Spread, seed: u64, epoch: u32, place: u64) -> u64 {
+    let all = Permutation::new(rows, seed, epoch);
+    let Spread::Blocks { rows: block, kept } = spread else { return all.at(place) };
+    let (block, whole) = (block.max(1), rows / block.max(1));
+    let window = block.saturating_mul(kept.max(1));
+    let (number, start) = (place / window, place / window * window);
+    let place = all.part(window.min(rows - start), number).at(place - start);
+    let nth = number * kept.max(1) + place / block;
+    let blocks = Permutation::keyed(whole, all.key);
+    (if nth < whole { blocks.at(nth) } else { whole }) * block + place % block
 }
 
 #[cfg(test)]
@@ -84,6 +110,36 @@ mod tests {
         }
         assert_eq!(counts.len(), 24);
         assert!(counts.values().all(|count| (51..=149).contains(count)), "{counts:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_once_whatever_the_blocks(rows in 1u64..600, block in 1u64..40, kept in 1u64..6, seed: u64, epoch in 0u32..3) {
+            let spread = Spread::Blocks { rows: block, kept };
+            let mut order: Vec<_> = (0..rows).map(|place| shuffled(rows, spread, seed, epoch, place)).collect();
+            for window in order.chunks((block * kept) as usize) {
+                let blocks: std::collections::BTreeSet<_> = window.iter().map(|row| row / block).collect();
+                prop_assert!(blocks.len() as u64 <= kept, "{:?}", window);
+            }
+            order.sort_unstable();
+            prop_assert_eq!(order, (0..rows).collect::<Vec<_>>());
+        }
+    }
+
+    /// Rows that lie evenly have the order that they always had; others another one, which differs by epoch.
+    #[test]
+    fn the_order_of_few_rows_is_the_old_one() {
+        let of = |spread, epoch| -> Vec<u64> { (0..50).map(|place| shuffled(50, spread, 1, epoch, place)).collect() };
+        assert_eq!(of(Spread::Even, 0), order(50, 1, 0));
+        assert_eq!(order(50, 1, 0)[..8], [26, 18, 14, 46, 48, 5, 33, 43]);
+        let blocks = Spread::Blocks { rows: 5, kept: 3 };
+        assert_ne!(of(blocks, 0), of(blocks, 1));
+        assert_ne!(of(blocks, 0)[..15], (0..15).collect::<Vec<_>>()[..]);
+        let first: Vec<u64> = of(blocks, 0)[..15].to_vec();
+        assert_ne!(
+            first.iter().map(|row| row % 5).collect::<Vec<_>>()[..5],
+            first[5..10].iter().map(|row| row % 5).collect::<Vec<_>>()[..]
+        );
     }
 
     #[test]

@@ -1,105 +1,87 @@
-//! Where a run's prompts come from, and how far it has come: the same two words, epoch and place, for both kinds of source.
+//! Where a run's prompts come from: the n-th prompt is a function of n alone, for both kinds of source.
 
 use super::generated::Mix;
 use super::item::Item;
-use super::shuffle::Permutation;
-use super::spec::{DataSpec, Order};
+use super::prompts::Items;
+use super::shuffle::shuffled;
+use super::spec::Order;
+use super::table::Unread;
 use crate::error::{Error, Result};
-use serde::{Deserialize, Serialize};
-use std::sync::Arc;
-
-/// How far a source has been read. With the source and the seed it gives all that comes next.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cursor {
-    /// Full passes before; 0 for generated tasks, which do not repeat.
-    pub epoch: u32,
-    /// Prompts taken of this pass.
-    pub place: u64,
-}
 
 /// A source of training prompts.
-#[derive(Clone, Debug)]
 pub enum Source {
     /// Generated tasks, without end.
     Generated { mix: Mix, seed: u64 },
     /// The rows of a file. A shuffled order is another one each epoch and holds neither texts nor a list of indices.
-    Rows {
-        items: Arc<[Item]>,
-        order: Order,
-        seed: u64,
-        /// Passes; 0 is without end.
-        epochs: u32,
-    },
+    Rows { items: Items, seed: u64 },
 }
 
 /// The prompts of a source from a place on. Each comes with its epoch.
-#[derive(Clone, Debug)]
 pub struct Prompts {
     source: Source,
-    cursor: Cursor,
+    number: u64,
 }
 
 impl Source {
-    /// The rows of a data file, in the order and for the epochs that the spec asks for.
+    /// The rows of a data file, in the order and for the epochs that its spec asks for.
     ///
     /// # Errors
     /// A file without rows.
-    pub fn rows(items: Vec<Item>, spec: &DataSpec, seed: u64) -> Result<Source> {
-        if items.is_empty() {
-            return Err(Error::file(&spec.file, "it has no rows; at least one prompt is needed"));
+    pub fn rows(items: Items, seed: u64) -> Result<Source> {
+        if items.rows() == 0 {
+            return Err(Error::file(&items.spec().file, "it has no rows; at least one prompt is needed"));
         }
-        Ok(Source::Rows { items: items.into(), order: spec.order, seed, epochs: spec.epochs })
+        Ok(Source::Rows { items, seed })
     }
 
-    /// All prompts from `cursor` on; [`Cursor::default`] is the start.
-    pub fn from_cursor(self, cursor: Cursor) -> Prompts {
-        Prompts { source: self, cursor }
+    /// The prompt `number`, from 0, with its epoch; None where the last epoch has ended. A row that is not as it must be is an
+    /// item that says why ([`Item::refused`]): it has its number like any other, so that none shifts.
+    ///
+    /// # Errors
+    /// A file that cannot be read any more.
+    pub fn at(&mut self, number: u64) -> Result<Option<(u32, Item)>> {
+        let (items, seed) = match self {
+            Source::Generated { mix, seed } => return Ok(Some((0, mix.training(*seed, number)))),
+            Source::Rows { items, seed } => (items, *seed),
+        };
+        let (rows, spec) = (items.rows(), items.spec());
+        let epoch = number.checked_div(rows).and_then(|epoch| u32::try_from(epoch).ok());
+        let Some(epoch) = epoch.filter(|epoch| spec.epochs == 0 || *epoch < spec.epochs) else { return Ok(None) };
+        let place = number % rows;
+        let id = match spec.order {
+            Order::File => place,
+            Order::Shuffled => shuffled(rows, items.spread(), seed, epoch, place),
+        };
+        match items.item(id) {
+            Ok(item) => Ok(Some((epoch, item))),
+            Err(Unread::Row(why)) => Ok(Some((epoch, Item { id, refused: Some(why.to_string()), ..Item::default() }))),
+            Err(Unread::File(error)) => Err(error),
+        }
+    }
+
+    /// All prompts from `number` on.
+    pub fn from(self, number: u64) -> Prompts {
+        Prompts { source: self, number }
     }
 }
 
 impl Prompts {
-    /// The `number`-th prompt of the source, from 0, and its epoch; None when there are no more.
-    pub fn at(&mut self, number: u64) -> Option<(u32, Item)> {
-        self.cursor = match &self.source {
-            Source::Generated { .. } => Cursor { epoch: 0, place: number },
-            Source::Rows { items, .. } => {
-                let len = (items.len() as u64).max(1);
-                Cursor { epoch: u32::try_from(number / len).unwrap_or(u32::MAX), place: number % len }
-            }
-        };
-        self.next()
-    }
-
-    /// Where the next prompt stands: kept with a checkpoint, it makes [`Source::from_cursor`] go on from there.
-    pub fn cursor(&self) -> Cursor {
-        self.cursor
+    /// As [`Source::at`]; where the iterator stands does not matter to it, nor changes.
+    ///
+    /// # Errors
+    /// As [`Source::at`].
+    pub fn at(&mut self, number: u64) -> Result<Option<(u32, Item)>> {
+        self.source.at(number)
     }
 }
 
 impl Iterator for Prompts {
-    type Item = (u32, Item);
+    type Item = Result<(u32, Item)>;
 
-    fn next(&mut self) -> Option<(u32, Item)> {
-        let cursor = &mut self.cursor;
-        let item = match &self.source {
-            Source::Generated { mix, seed } => mix.training(*seed, cursor.place),
-            Source::Rows { items, order, seed, epochs } => {
-                let len = items.len() as u64;
-                if len > 0 && cursor.place >= len {
-                    *cursor = Cursor { epoch: cursor.epoch + 1, place: 0 };
-                }
-                if len == 0 || (*epochs > 0 && cursor.epoch >= *epochs) {
-                    return None;
-                }
-                let row = match order {
-                    Order::File => cursor.place,
-                    Order::Shuffled => Permutation::new(len, *seed, cursor.epoch).at(cursor.place),
-                };
-                items[row as usize].clone()
-            }
-        };
-        cursor.place += 1;
-        Some((cursor.epoch, item))
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.source.at(self.number).transpose();
+        self.number += u64::from(next.is_some());
+        next
     }
 }
 
@@ -107,76 +89,110 @@ impl Iterator for Prompts {
 mod tests {
     use super::*;
     use crate::tasks::generated::Kind;
-    use crate::tasks::spec::TaskSpec;
+    use crate::tasks::prompts::{Place, Row, Use};
+    use crate::tasks::spec::{DataSpec, TaskSpec};
+    use crate::tasks::table::{Spread, Table};
+    use serde_json::{Map, Value};
     use std::collections::BTreeSet;
 
-    fn rows(count: u64, order: Order, epochs: u32) -> Source {
-        // All texts alike: rows are told apart by their ids alone.
-        let items = (0..count).map(|id| Item { id, text: "1+1=".into(), ..Item::default() }).collect();
-        Source::Rows { items, order, seed: 9, epochs }
+    /// All texts alike: rows are told apart by their ids alone. Row 5 has no prompt, and there is no row 1000.
+    struct Alike(u64, Spread);
+
+    impl Table for Alike {
+        fn rows(&self) -> u64 {
+            self.0
+        }
+
+        fn spread(&self) -> Spread {
+            self.1
+        }
+
+        fn row(&mut self, index: u64) -> Result<Row, Unread> {
+            if index == 1000 {
+                return Err(Unread::File(Error::file("a.jsonl", "the disk is gone")));
+            }
+            let text = if index == 5 { Value::Null } else { "1+1=".into() };
+            Ok(Row { place: Place::Line(index + 1), fields: Map::from_iter([("prompt".to_owned(), text)]) })
+        }
     }
 
-    fn ids(source: Source, cursor: Cursor) -> Vec<(u32, u64)> {
-        source.from_cursor(cursor).map(|(epoch, item)| (epoch, item.id)).collect()
+    fn blocks(rows: u64, order: Order, epochs: u32, spread: Spread) -> Source {
+        let spec = DataSpec { order, epochs, ..DataSpec::new("a.jsonl") };
+        Source::rows(Items::new(Box::new(Alike(rows, spread)), spec, None, Use::Rollouts), 9).unwrap()
+    }
+
+    fn rows(rows: u64, order: Order, epochs: u32) -> Source {
+        blocks(rows, order, epochs, Spread::Even)
+    }
+
+    fn ids(source: Source, number: u64) -> Vec<(u32, u64)> {
+        source.from(number).map(|next| next.map(|(epoch, item)| (epoch, item.id)).unwrap()).collect()
     }
 
     #[test]
     fn each_epoch_has_every_row_once_in_its_own_order() {
-        let found = ids(rows(20, Order::Shuffled, 3), Cursor::default());
-        let epochs: Vec<&[(u32, u64)]> = found.chunks(20).collect();
-        assert_eq!(epochs.len(), 3);
-        for (epoch, rows) in epochs.iter().enumerate() {
-            assert!(rows.iter().all(|row| row.0 == epoch as u32));
-            assert_eq!(rows.iter().map(|row| row.1).collect::<BTreeSet<_>>().len(), 20);
+        for spread in [Spread::Even, Spread::Blocks { rows: 4, kept: 2 }] {
+            let found = ids(blocks(21, Order::Shuffled, 3, spread), 0);
+            let epochs: Vec<&[(u32, u64)]> = found.chunks(21).collect();
+            assert_eq!(epochs.len(), 3);
+            for (epoch, rows) in epochs.iter().enumerate() {
+                assert!(rows.iter().all(|row| row.0 == epoch as u32));
+                assert_eq!(rows.iter().map(|row| row.1).collect::<BTreeSet<_>>().len(), 21);
+            }
+            let order = |epoch: usize| epochs[epoch].iter().map(|row| row.1).collect::<Vec<_>>();
+            assert_ne!(order(0), order(1));
+            assert_ne!(order(0), (0..21).collect::<Vec<_>>());
         }
-        let order = |epoch: usize| epochs[epoch].iter().map(|row| row.1).collect::<Vec<_>>();
-        assert_ne!(order(0), order(1));
-        assert_ne!(order(0), (0..20).collect::<Vec<_>>());
     }
 
     #[test]
     fn file_order_is_the_files() {
-        assert_eq!(ids(rows(3, Order::File, 2), Cursor::default()), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+        assert_eq!(ids(rows(3, Order::File, 2), 0), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
     }
 
     #[test]
-    fn a_cursor_goes_on_where_it_was_taken() {
+    fn a_number_is_enough_to_go_on() {
         for order in [Order::Shuffled, Order::File] {
-            let whole = ids(rows(7, order, 3), Cursor::default());
-            let mut prompts = rows(7, order, 3).from_cursor(Cursor::default());
+            let whole = ids(rows(7, order, 3), 0);
             for taken in 0..=whole.len() {
-                assert_eq!(ids(rows(7, order, 3), prompts.cursor()), whole[taken..]);
-                prompts.next();
+                assert_eq!(ids(rows(7, order, 3), taken as u64), whole[taken..]);
             }
         }
         let mix = Mix::new(&Kind::ALL.map(TaskSpec::new)).unwrap();
-        let source = Source::Generated { mix, seed: 4 };
-        let whole: Vec<(u32, Item)> = source.clone().from_cursor(Cursor::default()).take(12).collect();
-        let mut prompts = source.clone().from_cursor(Cursor::default());
-        prompts.nth(4);
-        assert_eq!(source.from_cursor(prompts.cursor()).take(7).collect::<Vec<_>>(), whole[5..]);
-        assert_eq!(whole[11].0, 0);
-        assert_eq!(whole[11].1.id, 11);
+        let source = || Source::Generated { mix: mix.clone(), seed: 4 };
+        let whole: Vec<(u32, Item)> = source().from(0).take(12).map(Result::unwrap).collect();
+        assert_eq!(source().from(5).take(7).map(Result::unwrap).collect::<Vec<_>>(), whole[5..]);
+        assert_eq!((whole[11].0, whole[11].1.id), (0, 11));
+    }
+
+    /// Catches a wrong row that ends the prompts, that shifts those behind it, or that does not say what is wrong.
+    #[test]
+    fn a_wrong_row_keeps_its_number_and_says_why() {
+        let mut source = rows(8, Order::File, 1);
+        let (epoch, item) = source.at(5).unwrap().unwrap();
+        assert_eq!((epoch, item.id, item.text.as_str()), (0, 5, ""));
+        let why = item.refused.unwrap();
+        assert!(why.starts_with("a.jsonl: column prompt: line 6: found null, expected text"), "{why}");
+        assert_eq!(source.at(6).unwrap().unwrap().1.refused, None);
+        assert_eq!(ids(source, 0).len(), 8);
+        let gone = rows(1001, Order::File, 1).at(1000).unwrap_err().to_string();
+        assert_eq!(gone, "a.jsonl: the disk is gone");
     }
 
     #[test]
     fn a_file_without_rows_is_refused() {
-        let spec = DataSpec { order: Order::File, epochs: 1, ..DataSpec::new("none.jsonl") };
-        let message = Source::rows(Vec::new(), &spec, 0).map(|_| ()).unwrap_err().to_string();
+        let items = Items::new(Box::new(Alike(0, Spread::Even)), DataSpec::new("none.jsonl"), None, Use::Rollouts);
+        let message = Source::rows(items, 0).err().unwrap().to_string();
         assert_eq!(message, "none.jsonl: it has no rows; at least one prompt is needed");
-        let source = Source::rows(vec![Item::default(); 2], &spec, 0).unwrap();
-        assert_eq!(ids(source, Cursor::default()).len(), 2);
     }
 
     #[test]
     fn ends_stay_ends() {
-        let mut prompts = rows(2, Order::File, 1).from_cursor(Cursor::default());
+        let mut prompts = rows(2, Order::File, 1).from(0);
         assert_eq!(prompts.by_ref().count(), 2);
-        assert_eq!(prompts.next(), None);
-        assert_eq!(ids(rows(0, Order::Shuffled, 0), Cursor::default()), []);
-        assert_eq!(
-            rows(2, Order::Shuffled, 0).from_cursor(Cursor::default()).take(9).last().map(|(epoch, _)| epoch),
-            Some(4)
-        );
+        assert!(prompts.next().is_none());
+        assert!(rows(2, Order::File, 1).at(u64::MAX).unwrap().is_none());
+        let last = rows(2, Order::Shuffled, 0).from(0).take(9).last();
+        assert_eq!(last.unwrap().unwrap().0, 4);
     }
 }

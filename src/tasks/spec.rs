@@ -1,5 +1,6 @@
 //! What a spec says about prompts and rewards: `[[task]]`, `[data]` and `[reward]`.
 
+use super::fit::TooLong;
 use super::generated::Kind;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,12 @@ pub struct DataSpec {
     /// Passes over the file; 0 is without end.
     #[serde(default)]
     pub epochs: u32,
+    /// Most tokens of a prompt; 0 is as many as leave room for one more in the model's longest sequence.
+    #[serde(default)]
+    pub max_prompt_tokens: usize,
+    /// What becomes of longer ones.
+    #[serde(default)]
+    pub too_long: TooLong,
 }
 
 fn prompt() -> String {
@@ -120,6 +127,8 @@ impl DataSpec {
             system: None,
             order: Order::default(),
             epochs: 0,
+            max_prompt_tokens: 0,
+            too_long: TooLong::default(),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Chat templates: a list of messages becomes the text that the model was trained on.
 //!
 //! A template is a program that came with a model. It gets `messages`, `add_generation_prompt` (true), `bos_token`,
-//! `eos_token` and `raise_exception`, reaches no file and no clock (`strftime_now` is not defined), and has a limit on its work.
+//! `eos_token` and `raise_exception`, reaches no file and no clock (`strftime_now` is not defined), and has a limit on its work and
+//! on what it makes. What outruns both is a list that is put into itself some thirty times, and shown: minijinja counts it once.
 
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
@@ -11,10 +12,17 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
 use std::{fmt, io};
 
-/// Most work of one rendering, in minijinja's units of about one instruction: some hundred times a usual chat's.
+/// Most work of one rendering, in minijinja's units of about one instruction, or 64 bytes that are made (128 MB in all): some
+/// hundred times a usual chat's.
 const FUEL: u64 = 2_000_000;
 
 const NAME: &str = "chat_template";
+
+/// Longest text of one `tojson`, bytes.
+const LONGEST_JSON: usize = 16 << 20;
+
+/// Deepest nesting of macros and recursive loops; minijinja's own 500 are more than a small stack holds.
+const DEPTH: usize = 200;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -42,19 +50,36 @@ impl fmt::Display for TemplateError {
 }
 
 /// The `tojson` that templates were written for: as Python's `json.dumps` writes it, without minijinja's escapes for HTML.
-fn to_json(value: Serde<serde_json::Value>, options: Kwargs) -> Result<String, minijinja::Error> {
+fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
     let indent = options.get::<Option<usize>>("indent")?.map(|width| vec![b' '; width.min(16)]);
-    let mut bytes = Vec::new();
+    let mut text = Bounded(Vec::new());
     let written = match &indent {
         Some(indent) => {
             let pretty = PrettyFormatter::with_indent(indent);
-            value.0.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, pretty))
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, pretty))
         }
-        None => value.0.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced)),
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Spaced)),
     };
     let refuse = |e: &dyn fmt::Display| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string());
     written.map_err(|e| refuse(&e))?;
-    String::from_utf8(bytes).map_err(|e| refuse(&e))
+    String::from_utf8(text.0).map_err(|e| refuse(&e))
+}
+
+/// Takes no more than [`LONGEST_JSON`] bytes: lists that hold one list many times are short in memory alone.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > LONGEST_JSON {
+            return Err(io::Error::other(format!("more than {LONGEST_JSON} bytes of JSON")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// JSON on one line with a space after each comma and colon.
@@ -87,6 +112,7 @@ impl ChatTemplate {
         environment.set_syntax(syntax);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(DEPTH);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
@@ -184,6 +210,14 @@ mod tests {
         let cases = [
             "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
             "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+            "{% for i in range(100000) recursive %}{{ loop(range(100000)) }}{% endfor %}",
+            // Texts that grow: written, kept for later, doubled in each turn.
+            "{% for i in range(100000) %}{{ 'x' * 100000 }}{% endfor %}",
+            "{% set y %}{% for i in range(100000) %}{{ 'x' * 100000 }}{% endfor %}{% endset %}{{ y | length }}",
+            "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
+            "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x | replace('x', 'xx') %}{% endfor %}",
+            "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+            "{{ 'x' * 1000000000 }}",
         ];
         for template in cases {
             let message = rendered(template, &chat()).unwrap_err();

@@ -16,11 +16,11 @@ impl Disk {
     fn mount(dir: &TempDir) -> Option<Disk> {
         let disk = Disk(dir.path().join("runs"));
         fs::create_dir(&disk.0).unwrap();
-        let options = ["-t", "tmpfs", "-o", "size=8m", "tmpfs"];
+        let options = ["-t", "tmpfs", "-o", "size=24m", "tmpfs"];
         let mounted = Command::new("mount").args(options).arg(&disk.0).output();
         if mounted.is_ok_and(|output| output.status.success()) {
             // Room for a few steps.
-            fs::write(disk.filler(), vec![0; (8 << 20) - 120_000]).unwrap();
+            fs::write(disk.filler(), vec![0; (24 << 20) - 120_000]).unwrap();
             return Some(disk);
         }
         println!("skipped: a small disk cannot be mounted here");

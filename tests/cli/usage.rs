@@ -10,7 +10,7 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
     let dir = workplace();
     for (set, says) in [
         ("learn.lrr=1", &["learn.lrr = 1: no such key; did you mean learn.lr? allowed: "][..]),
-        ("dta.file=a.jsonl", &["dta = ", "did you mean data? allowed: batch, data, "]),
+        ("dta.file=a.jsonl", &["dta = ", "did you mean data? allowed: batch, checkpoint, data, "]),
         ("eval.dat.file=1", &["eval.dat = ", "did you mean eval.data? allowed: data, prompts"]),
         ("batch.batch_size=10", &["batch.batch_size = 10: ", "batch.group_size = 4", "8 or 12"]),
         ("batch.batch_size=0", &["batch.batch_size = 0: ", "batch.group_size = 4"]),
@@ -28,7 +28,23 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("workers.learner_threads=0", &["workers.learner_threads = 0: at least 1"]),
         ("learn.loss=grpo", &["learn.loss = \"grpo\": ", "`reinforce`, `ppo`"]),
         ("learn.loss=supervised", &["learn.loss = supervised: ", "allowed: reinforce, ppo"]),
-        ("learn.loss={ppo={clip=0.2}}", &["learn.loss = ", "`clip`", "`clip_low` or `clip_high`"]),
+        ("learn.loss={ppo={clip=0.2}}", &["learn.loss.ppo.clip = 0.2: no such key; ", "allowed: clip_low, clip_high"]),
+        ("learn.loss={pppo={clip_low=0.2}}", &["learn.loss = ", "no such value; did you mean `ppo`?"]),
+        ("learn.aggregation=token_men", &["learn.aggregation = \"token_men\": no such value; did you mean `token_mean`?"]),
+        ("task=[{kind='sorting'},{kind='addition',wieght=2}]", &["task[1].wieght = 2: ", "did you mean task[1].weight?"]),
+        ("task=[{kind='srting'}]", &["task.kind = [\"srting\"]: ", "did you mean `sorting`?"]),
+        ("data={file='a.jsonl',promt='q'}", &["data.promt = \"q\": ", "did you mean data.prompt?"]),
+        ("data={fil='a.jsonl'}", &["data.fil = \"a.jsonl\": ", "did you mean data.file?"]),
+        ("data={prompt='q'}", &["data.file = absent: "]),
+        ("data={file='a.jsonl',order='shufled'}", &["data.order = \"shufled\": ", "did you mean `shuffled`?"]),
+        ("eval.data.fiel='a.jsonl'", &["eval.data.fiel = \"a.jsonl\": ", "did you mean eval.data.file?"]),
+        ("reward={kind='numeric',tolerence=1}", &["reward.tolerence = 1: ", "did you mean reward.tolerance?"]),
+        ("reward={kind='numerc'}", &["reward.kind = \"numerc\": ", "did you mean `numeric`?"]),
+        (
+            "reward={kind='task',after='x'}",
+            &["reward.after = \"x\": means nothing with reward.kind = \"task\"; allowed: kind"],
+        ),
+        ("reward={kind='exact',tolerance=1}", &["reward.tolerance = 1: no such key; ", "allowed: after"]),
         ("learn.lr=nan", &["learn.lr = NaN: a number above 0"]),
         ("learn.value_coef=-1", &["learn.value_coef = -1: a number from 0 up"]),
         ("learn.grad_clip=-0.5", &["learn.grad_clip = -0.5: a number from 0 up"]),
@@ -72,7 +88,12 @@ fn files_that_are_not_there_or_not_right_are_named() {
     assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
     fs::write(dir.path().join("lrr.toml"), "steps = 3\n[learn]\nlrr = 3\n").unwrap();
     tidegate(dir.path(), &["run", "lrr.toml"]).refused(2, &["learn.lrr = 3: ", "did you mean learn.lr?"]);
-    run(&dir, &["model.path=/nothing/here"]).refused(1, &["/nothing/here"]);
+    run(&dir, &["model.path=/nothing/here"]).refused(2, &["model.path = /nothing/here: no such folder", "config.json"]);
+    run(&dir, &["model.path=."]).refused(2, &["model.path = .: it has no config.json: name a model's folder"]);
+    fs::write(dir.path().join("large.toml"), "#".repeat((1 << 20) + 1)).unwrap();
+    tidegate(dir.path(), &["run", "large.toml"]).refused(2, &["SPEC = large.toml: larger than 1048576 bytes"]);
+    fs::write(dir.path().join("latin.toml"), b"output = \"caf\xE9\"\n").unwrap();
+    tidegate(dir.path(), &["run", "latin.toml"]).refused(2, &["SPEC = latin.toml: byte 14 is not UTF-8"]);
     assert!(!dir.path().join("runs").exists());
 }
 

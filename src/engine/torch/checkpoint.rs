@@ -5,20 +5,28 @@
 
 use crate::durable::Staged;
 use crate::engine::sampler::uniform;
-use crate::engine::torch::config::Config;
+use crate::engine::text_file;
+use crate::engine::torch::config::{Config, Configured};
 use crate::engine::torch::layout::{Entry, Layout, ValueHead};
 use crate::engine::torch::weights::{hashes, little_endian_bytes};
 use crate::error::{Error, Result};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize_to_file};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, View, serialize_to_file};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
 const CONFIG: &str = "config.json";
 const MODEL: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Most bytes of an index: some hundred thousand tensors.
+const LARGEST_INDEX: u64 = 64 << 20;
+/// Most bytes of a safetensors header, as its own library has it.
+const LARGEST_HEADER: u64 = 100_000_000;
+
 const VALUE_HEAD: &str = "value_head.safetensors";
 
 /// What belongs to the tokenizer, or says how to generate, and goes along unchanged.
@@ -42,42 +50,49 @@ pub struct Loaded {
     pub flat: Tensor,
     /// BLAKE3 (16 hexadecimal digits) over the configuration and every tensor's hash, the value head's left out.
     pub model_hash: String,
+    /// What a person should know of the folder, a sentence each.
+    pub notes: Vec<String>,
 }
 
 /// Reads a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names, of bf16, f16 or f32.
 /// A value head that is asked for and not in the folder starts at zero.
 ///
+/// Nothing in a file names a file outside the folder. Links in the folder are followed: caches of downloaded models are made
+/// of them.
+///
 /// # Errors
 /// Whatever [`Config::load`] refuses; a file or a tensor that is missing, has another shape or type, is not of this model, or
 /// holds a number that is not finite.
 pub fn load(folder: &Path, value_head: ValueHead) -> Result<Loaded> {
-    let config = Config::load(folder)?;
+    let Configured { config, notes } = Config::load(folder)?;
     let layout = Layout::of(&config, value_head);
-    let flat = Tensor::f_zeros([layout.total], (Kind::Float, Device::Cpu))?;
     let wanted = |entry: &&Entry| !entry.is_value_head();
     let mut missing: BTreeMap<&str, &Entry> = layout.entries.iter().filter(wanted).map(|e| (e.name.as_str(), e)).collect();
-    for path in weight_files(folder)? {
-        read_into(&path, &mut missing, &flat, &config)?;
-    }
+    // Headers first: what the configuration asks memory for is there.
+    let files = weight_files(folder)?;
+    let files = files.iter().map(|path| check(path, &mut missing, &config)).collect::<Result<Vec<_>>>()?;
     if let Some(name) = missing.keys().next() {
         return Err(Error::file(
             folder,
             format!("tensor {name} is missing ({} of {})", missing.len(), layout.entries.len()),
         ));
     }
+    let flat = Tensor::f_zeros([layout.total], (Kind::Float, Device::Cpu))?;
+    files.iter().try_for_each(|file| file.read_into(&flat))?;
     let path = folder.join(VALUE_HEAD);
     if value_head == ValueHead::Present && path.exists() {
         let mut missing = layout.entries.iter().filter(|e| e.is_value_head()).map(|e| (e.name.as_str(), e)).collect();
-        read_into(&path, &mut missing, &flat, &config)?;
+        let file = check(&path, &mut missing, &config)?;
         if let Some(name) = missing.keys().next() {
             return Err(Error::file(path, format!("tensor {name} is missing")));
         }
+        file.read_into(&flat)?;
     }
     // A critic comes and goes with the specification; the model is the same.
     let mut hashes = hashes(&flat, &layout)?;
     hashes.retain(|(name, _)| !name.starts_with("value_head."));
     let model_hash = model_hash(&config, &hashes);
-    Ok(Loaded { config, layout, flat, model_hash })
+    Ok(Loaded { config, layout, flat, model_hash, notes })
 }
 
 /// One hash for a configuration and its tensors' hashes.
@@ -101,13 +116,14 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
             Err(Error::file(folder, format!("neither {MODEL} nor {INDEX}")))
         };
     }
-    let text = fs::read_to_string(&index).map_err(|e| Error::file(&index, e))?;
+    let text = text_file::read(&index, LARGEST_INDEX)?;
     let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::file(&index, e))?;
     let map = json.get("weight_map").and_then(|map| map.as_object());
     let map = map.ok_or_else(|| Error::file(&index, "weight_map must be an object of tensor and file names"))?;
     let mut shards = BTreeSet::new();
     for (tensor, shard) in map {
-        let name = shard.as_str().filter(|name| Path::new(name).components().count() == 1);
+        let one = |name: &&str| matches!(*Path::new(name).components().collect::<Vec<_>>(), [Component::Normal(_)]);
+        let name = shard.as_str().filter(one);
         let name = name.ok_or_else(|| Error::file(&index, format!("weight_map.{tensor} = {shard}: not a file's name")))?;
         let path = folder.join(name);
         if !path.exists() {
@@ -118,11 +134,18 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(shards.into_iter().collect())
 }
 
-/// Copies the tensors of one file into their places and takes them off `missing`.
-fn read_into(path: &Path, missing: &mut BTreeMap<&str, &Entry>, flat: &Tensor, config: &Config) -> Result<()> {
-    let bytes = fs::read(path).map_err(|e| Error::file(path, e))?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(path, format!("not safetensors: {e}")))?;
-    for (name, stored) in file.tensors() {
+/// A file of weights whose header was found right.
+struct Checked<'a> {
+    path: PathBuf,
+    /// Those of its tensors that belong to the model.
+    entries: Vec<&'a Entry>,
+}
+
+/// Compares the header of a file with what the model has, and takes its tensors off `missing`.
+fn check<'a>(path: &Path, missing: &mut BTreeMap<&str, &'a Entry>, config: &Config) -> Result<Checked<'a>> {
+    let mut entries = Vec::new();
+    let header = header(path)?;
+    for (name, stored) in header.offset_keys().iter().filter_map(|name| Some((name, header.info(name)?))) {
         let Some(entry) = missing.remove(name.as_str()) else {
             // Tables that old checkpoints keep, and a tied head stored all the same.
             if name.ends_with(".rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight") {
@@ -131,31 +154,69 @@ fn read_into(path: &Path, missing: &mut BTreeMap<&str, &Entry>, flat: &Tensor, c
             return Err(Error::file(path, format!("tensor {name} is not of this model, or is there twice")));
         };
         let refuse = |why: String| Error::file(path, format!("tensor {name}: {why}"));
-        let shape: Vec<i64> = stored.shape().iter().map(|&n| n as i64).collect();
+        let shape: Vec<i64> = stored.shape.iter().map(|&n| i64::try_from(n).unwrap_or(i64::MAX)).collect();
         if shape != entry.shape {
             return Err(refuse(format!("shape {shape:?} where the configuration gives {:?}", entry.shape)));
         }
-        let tensor = to_tensor(&stored, &shape)
-            .ok_or_else(|| refuse(format!("type {:?}, not BF16, F16 or F32", stored.dtype())))??;
-        let mut place = flat.f_narrow(0, entry.offset, entry.len)?.f_view(shape.as_slice())?;
-        place.f_copy_(&tensor)?;
-        let bad = place.f_isfinite()?.f_logical_not()?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
-        if bad != 0 {
-            return Err(refuse(format!("{bad} of {} numbers are NaN or infinite", entry.len)));
+        if kind_of(stored.dtype).is_none() {
+            return Err(refuse(format!("type {:?}, not BF16, F16 or F32", stored.dtype)));
         }
+        entries.push(entry);
     }
-    Ok(())
+    Ok(Checked { path: path.to_owned(), entries })
+}
+
+/// What a safetensors file says it holds. The file is as long as its header says.
+fn header(path: &Path) -> Result<Metadata> {
+    let refuse = |reason: &dyn Display| Error::file(path, format!("not safetensors: {reason}"));
+    let file = fs::File::open(path).map_err(|e| Error::file(path, e))?;
+    let length = file.metadata().map_err(|e| Error::file(path, e))?.len();
+    let mut bytes = [0; 8];
+    (&file).read_exact(&mut bytes).map_err(|_| refuse(&"shorter than 8 bytes"))?;
+    let size = u64::from_le_bytes(bytes);
+    if size > LARGEST_HEADER.min(length - 8) {
+        return Err(refuse(&format!("a header of {size} bytes in a file of {length}")));
+    }
+    let mut head = Vec::new();
+    file.take(size).read_to_end(&mut head).map_err(|e| Error::file(path, e))?;
+    let metadata: Metadata = serde_json::from_slice(&head).map_err(|e| refuse(&format!("its header: {e}")))?;
+    let wanted = (size + 8).saturating_add(metadata.data_len() as u64);
+    if wanted != length {
+        return Err(refuse(&format!("{length} bytes where its header describes {wanted}")));
+    }
+    Ok(metadata)
+}
+
+impl Checked<'_> {
+    /// Copies the file's tensors into their places.
+    fn read_into(&self, flat: &Tensor) -> Result<()> {
+        let path = &self.path;
+        let bytes = fs::read(path).map_err(|e| Error::file(path, e))?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(path, format!("not safetensors: {e}")))?;
+        for entry in &self.entries {
+            let refuse = |why: &dyn Display| Error::file(path, format!("tensor {}: {why}", entry.name));
+            let stored = file.tensor(&entry.name).map_err(|e| refuse(&e))?;
+            let kind = kind_of(stored.dtype()).ok_or_else(|| refuse(&"another type than before"))?;
+            let tensor = Tensor::f_from_data_size(stored.data(), &entry.shape, kind)?;
+            let mut place = flat.f_narrow(0, entry.offset, entry.len)?.f_view(entry.shape.as_slice())?;
+            place.f_copy_(&tensor)?;
+            let bad = place.f_isfinite()?.f_logical_not()?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+            if bad != 0 {
+                return Err(refuse(&format!("{bad} of {} numbers are NaN or infinite", entry.len)));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// None for a type that weights do not have.
-fn to_tensor(stored: &TensorView, shape: &[i64]) -> Option<Result<Tensor>> {
-    let kind = match stored.dtype() {
-        Dtype::BF16 => Kind::BFloat16,
-        Dtype::F16 => Kind::Half,
-        Dtype::F32 => Kind::Float,
-        _ => return None,
-    };
-    Some(Tensor::f_from_data_size(stored.data(), shape, kind).map_err(Error::from))
+fn kind_of(dtype: Dtype) -> Option<Kind> {
+    match dtype {
+        Dtype::BF16 => Some(Kind::BFloat16),
+        Dtype::F16 => Some(Kind::Half),
+        Dtype::F32 => Some(Kind::Float),
+        _ => None,
+    }
 }
 
 /// Writes a model folder that appears whole or not at all; one that is there is replaced. Tokenizer files come from

@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::torch::config::{Family, tests::tiny};
 use crate::engine::torch::model::Model;
+use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 /// Weights whose logits lie a few nats apart, with norms, biases and value head that matter too: under [`init`] every token
@@ -177,7 +178,74 @@ fn each_broken_folder_is_named() {
     assert!(error_of(&folder).contains("model.safetensors: not safetensors: "));
     fs::remove_file(folder.join(MODEL)).unwrap();
     assert!(error_of(&folder).ends_with("m: neither model.safetensors nor model.safetensors.index.json"));
-    assert!(error_of(base.path()).contains("config.json: "));
+    assert!(error_of(base.path()).contains("it has no config.json: name a model's folder"));
+}
+
+/// A file of the header `json` and `data` numbers of 0.
+fn raw(folder: &Path, header: &str, data: usize) {
+    let size = (header.len() as u64).to_le_bytes();
+    fs::write(folder.join(MODEL), [&size, header.as_bytes(), &vec![0; 4 * data]].concat()).unwrap();
+}
+
+/// Catches memory that is asked for because a file says so, and files that are taken in part.
+#[test]
+fn files_that_say_what_is_not_there_are_refused_by_their_headers() {
+    let base = tempfile::tempdir().unwrap();
+    let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
+    let layout = Layout::of(&config, ValueHead::None);
+    save(&folder, &config, &layout, &init(&layout, 3).unwrap(), None).unwrap();
+    let whole = fs::read(folder.join(MODEL)).unwrap();
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    for cut in [0, 7, 8, header - 1, header, header + 5, whole.len() - 1] {
+        fs::write(folder.join(MODEL), &whole[..cut]).unwrap();
+        let message = error_of(&folder);
+        assert!(message.contains("model.safetensors: not safetensors: "), "{cut}: {message}");
+    }
+    fs::write(folder.join(MODEL), [&whole[..], &[0]].concat()).unwrap();
+    assert!(error_of(&folder).contains(&format!("{} bytes where its header describes {}", whole.len() + 1, whole.len())));
+    for size in [u64::MAX, 1 << 40, whole.len() as u64] {
+        fs::write(folder.join(MODEL), [&size.to_le_bytes(), &whole[8..]].concat()).unwrap();
+        assert!(error_of(&folder).contains(&format!("a header of {size} bytes in a file of {}", whole.len())));
+    }
+    let one = |start: usize, end: usize| format!(r#"{{"dtype":"F32","shape":[32],"data_offsets":[{start},{end}]}}"#);
+    // The same name twice, with two places or one; a size that overflows; places that overlap.
+    raw(&folder, &format!(r#"{{"model.norm.weight":{},"model.norm.weight":{}}}"#, one(0, 128), one(128, 256)), 64);
+    assert!(error_of(&folder).contains("not safetensors: "));
+    raw(&folder, &format!(r#"{{"model.norm.weight":{},"model.norm.weight":{}}}"#, one(0, 128), one(0, 128)), 32);
+    assert!(error_of(&folder).contains("is missing (20 of 21)"), "{}", error_of(&folder));
+    let huge = r#"{"model.norm.weight":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#;
+    raw(&folder, huge, 0);
+    assert!(error_of(&folder).contains("not safetensors: "), "{}", error_of(&folder));
+    raw(&folder, &format!(r#"{{"model.norm.weight":{},"lm_head.weight":{}}}"#, one(0, 128), one(64, 192)), 48);
+    assert!(error_of(&folder).contains("not safetensors: "));
+    // A configuration of 2^60 numbers beside a file of some thousand.
+    fs::write(folder.join(MODEL), &whole).unwrap();
+    let mut json = config.to_json();
+    for key in ["vocab_size", "hidden_size", "intermediate_size"] {
+        json[key] = json!(1 << 20);
+    }
+    fs::write(folder.join(CONFIG), json.to_string()).unwrap();
+    assert!(error_of(&folder).contains("where the configuration gives [1048576, 1048576]"), "{}", error_of(&folder));
+}
+
+/// Catches a shard's name that leads out of the folder.
+#[test]
+fn shards_are_files_of_the_folder() {
+    let base = tempfile::tempdir().unwrap();
+    let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
+    let layout = Layout::of(&config, ValueHead::None);
+    save(&folder, &config, &layout, &spread(&layout, 3), None).unwrap();
+    fs::rename(folder.join(MODEL), base.path().join("outside.safetensors")).unwrap();
+    let outside = base.path().join("outside.safetensors");
+    for name in ["../outside.safetensors", "..", ".", "/", "a/b", outside.to_str().unwrap(), ""] {
+        fs::write(folder.join(INDEX), json!({ "weight_map": { "model.norm.weight": name } }).to_string()).unwrap();
+        let message = error_of(&folder);
+        assert!(message.ends_with(&format!("weight_map.model.norm.weight = {name:?}: not a file's name")), "{message}");
+    }
+    // A link is the folder's own: caches of models are made of them.
+    std::os::unix::fs::symlink(&outside, folder.join(MODEL)).unwrap();
+    fs::remove_file(folder.join(INDEX)).unwrap();
+    assert!(load(&folder, ValueHead::None).is_ok());
 }
 
 /// Made by `tests/peers/make_logits.py` with transformers.

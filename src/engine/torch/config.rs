@@ -2,9 +2,14 @@
 //!
 //! What changes the numbers and is not supported is refused by key and value, never ignored.
 
+use crate::engine::text_file;
+use crate::engine::torch::keys::{Keys, refuse_unsupported, unknown};
 use crate::error::{Error, Result};
-use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What `model.path` names.
+const FOLDER: &str = "a model's folder: config.json, model.safetensors, tokenizer.json";
 
 /// A family of models: the same forward pass with different switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,24 +62,45 @@ pub struct Config {
     pub pad_token_id: Option<u32>,
 }
 
+/// What a model folder's configuration says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Configured {
+    pub config: Config,
+    /// What a person should know of it, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Most bytes of a configuration: those in use are a thousandth of it.
+const LARGEST: u64 = 16 << 20;
+
 impl Config {
     /// Reads `config.json` of a model folder; where `generation_config.json` names ends of sequence, those count.
     ///
     /// # Errors
-    /// A file that is not there or not JSON; a key that is missing, or asks for what is not supported.
-    pub fn load(folder: &Path) -> Result<Config> {
+    /// A folder that is not there or has no `config.json`; a file that is not JSON; a key that is missing, or asks for what is not
+    /// supported.
+    pub fn load(folder: &Path) -> Result<Configured> {
         let path = folder.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
-        let mut config = Config::parse(&text, &path)?;
+        let missing = |what: &str| Error::config("model.path", folder.display(), format!("{what}: name {FOLDER}"));
+        if !folder.is_dir() {
+            return Err(missing("no such folder (nothing is downloaded)"));
+        }
+        let Some(text) = text_file::read_if_there(&path, LARGEST)? else { return Err(missing("it has no config.json")) };
+        let keys = Keys::parse(&text, &path)?;
+        let mut config = Config::of(&keys)?;
+        let mut notes: Vec<String> = unknown(&keys, config.family).into_iter().collect();
         let path = folder.join("generation_config.json");
-        if path.exists() {
-            let text = std::fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+        if let Some(text) = text_file::read_if_there(&path, LARGEST)? {
             let keys = Keys::parse(&text, &path)?;
             if keys.get("eos_token_id").is_some() {
                 config.eos_token_id = keys.ids("eos_token_id", config.vocab_size)?;
             }
         }
-        Ok(config)
+        if config.eos_token_id.is_empty() {
+            let folder = folder.display();
+            notes.push(format!("{folder}: no eos_token_id: nothing but a stop string or a limit ends a completion"));
+        }
+        Ok(Configured { config, notes })
     }
 
     /// The configuration in `text`; `path` is what errors name.
@@ -82,29 +108,32 @@ impl Config {
     /// # Errors
     /// As [`load`](Config::load).
     pub fn parse(text: &str, path: &Path) -> Result<Config> {
-        let keys = Keys::parse(text, path)?;
+        Config::of(&Keys::parse(text, path)?)
+    }
+
+    fn of(keys: &Keys) -> Result<Config> {
         let family = match keys.get("model_type").and_then(Value::as_str) {
             Some("llama") => Family::Llama,
             Some("qwen2") => Family::Qwen2,
             _ => return Err(keys.refuse("model_type", "supported are \"llama\" and \"qwen2\"")),
         };
-        refuse_unsupported(&keys)?;
-        let hidden_size = keys.size("hidden_size")?;
-        let heads = keys.size("num_attention_heads")?;
-        let vocab_size = keys.size("vocab_size")?;
+        refuse_unsupported(keys, family)?;
+        let hidden_size = keys.size("hidden_size", 1 << 20)?;
+        let heads = keys.size("num_attention_heads", 1 << 14)?;
+        let vocab_size = keys.size("vocab_size", 1 << 24)?;
         let one_id = |key| Ok::<_, Error>(keys.ids(key, vocab_size)?.first().copied());
         let config = Config {
             family,
             vocab_size,
             hidden_size,
-            intermediate_size: keys.size("intermediate_size")?,
-            num_hidden_layers: keys.size("num_hidden_layers")?,
+            intermediate_size: keys.size("intermediate_size", 1 << 22)?,
+            num_hidden_layers: keys.size("num_hidden_layers", 1 << 12)?,
             num_attention_heads: heads,
-            num_key_value_heads: keys.size_or("num_key_value_heads", heads)?,
-            head_dim: keys.size_or("head_dim", hidden_size / heads)?,
-            max_position_embeddings: keys.size("max_position_embeddings")?,
+            num_key_value_heads: keys.size_or("num_key_value_heads", 1 << 14, heads)?,
+            head_dim: keys.size_or("head_dim", 1 << 14, hidden_size / heads)?,
+            max_position_embeddings: keys.size("max_position_embeddings", 1 << 21)?,
             rms_norm_eps: keys.number_or("rms_norm_eps", 1e-6)?,
-            rope_theta: rope_theta(&keys)?,
+            rope_theta: rope_theta(keys)?,
             tie_word_embeddings: keys.flag_or("tie_word_embeddings", false)?,
             attention_bias: family == Family::Llama && keys.flag_or("attention_bias", false)?,
             mlp_bias: family == Family::Llama && keys.flag_or("mlp_bias", false)?,
@@ -114,6 +143,10 @@ impl Config {
         };
         if config.num_attention_heads % config.num_key_value_heads != 0 {
             return Err(keys.refuse("num_key_value_heads", &format!("it must divide num_attention_heads = {heads}")));
+        }
+        if keys.get("head_dim").is_none() && hidden_size % heads != 0 {
+            let why = format!("num_attention_heads = {heads} must divide it where there is no head_dim");
+            return Err(keys.refuse("hidden_size", &why));
         }
         if config.head_dim % 2 != 0 {
             return Err(keys.refuse("head_dim", &format!("{} is odd, rotary embeddings need pairs", config.head_dim)));
@@ -154,99 +187,11 @@ impl Config {
     }
 }
 
-/// Keys that change the numbers, with the only value that the forward pass here is right for (null and absent are too).
-fn refuse_unsupported(keys: &Keys) -> Result<()> {
-    let only = [
-        ("hidden_act", json!("silu")),
-        ("use_sliding_window", json!(false)),
-        ("attention_dropout", json!(0.0)),
-        ("pretraining_tp", json!(1)),
-        ("partial_rotary_factor", json!(1.0)),
-        ("rope_interleaved", json!(false)),
-        ("quantization_config", Value::Null),
-    ];
-    for (key, value) in &only {
-        let same = |v: &Value| v == value || (v.as_f64().is_some() && v.as_f64() == value.as_f64());
-        if keys.get(key).is_some_and(|v| !same(v)) {
-            let right = if value.is_null() { "not supported".to_owned() } else { format!("only {value} is supported") };
-            return Err(keys.refuse(key, &right));
-        }
-    }
-    let full = |v: &Value| v.as_array().is_some_and(|all| all.iter().all(|kind| kind == "full_attention"));
-    if keys.get("layer_types").is_some_and(|v| !full(v)) {
-        return Err(keys.refuse("layer_types", "only \"full_attention\" layers are supported"));
-    }
-    for key in ["rope_scaling", "rope_parameters"] {
-        let Some(rope) = keys.get(key) else { continue };
-        let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-        let whole = rope.get("partial_rotary_factor").is_none_or(|v| v.is_null() || v.as_f64() == Some(1.0));
-        if !rope.is_object() || kind.is_some_and(|kind| kind != "default") || !whole {
-            return Err(keys.refuse(key, "only the \"default\" rope_type over whole heads is supported"));
-        }
-    }
-    Ok(())
-}
-
 /// `rope_parameters.rope_theta` (transformers 5), else the top-level key, else the families' default.
 fn rope_theta(keys: &Keys) -> Result<f64> {
     match keys.get("rope_parameters").and_then(|rope| rope.get("rope_theta")) {
         Some(theta) => theta.as_f64().ok_or_else(|| keys.refuse("rope_parameters", "rope_theta must be a number")),
         None => keys.number_or("rope_theta", 10_000.0),
-    }
-}
-
-/// A JSON object, read key by key with errors that name the file, the key and the value.
-struct Keys {
-    path: PathBuf,
-    map: Map<String, Value>,
-}
-
-impl Keys {
-    fn parse(text: &str, path: &Path) -> Result<Keys> {
-        let map = serde_json::from_str(text).map_err(|e| Error::file(path, format!("not a JSON object: {e}")))?;
-        Ok(Keys { path: path.to_owned(), map })
-    }
-
-    /// The key's value; null is the same as absent.
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn refuse(&self, key: &str, right: &str) -> Error {
-        let value = self.map.get(key).map_or("absent".to_owned(), Value::to_string);
-        Error::file(&self.path, format!("{key} = {value}: {right}"))
-    }
-
-    fn size(&self, key: &str) -> Result<i64> {
-        let size = self.get(key).and_then(Value::as_i64).filter(|&n| n > 0 && n < 1 << 31);
-        size.ok_or_else(|| self.refuse(key, "it must be a positive integer"))
-    }
-
-    fn size_or(&self, key: &str, default: i64) -> Result<i64> {
-        if self.get(key).is_some() { self.size(key) } else { Ok(default) }
-    }
-
-    fn number_or(&self, key: &str, default: f64) -> Result<f64> {
-        let number = self.get(key).map_or(Some(default), Value::as_f64).filter(|x| x.is_finite() && *x > 0.0);
-        number.ok_or_else(|| self.refuse(key, "it must be a positive number"))
-    }
-
-    fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
-        let flag = self.get(key).map_or(Some(default), Value::as_bool);
-        flag.ok_or_else(|| self.refuse(key, "it must be true or false"))
-    }
-
-    /// One id or a list of them; -1 is seen for "none".
-    fn ids(&self, key: &str, vocab_size: i64) -> Result<Vec<u32>> {
-        let list = match self.get(key) {
-            None => return Ok(Vec::new()),
-            Some(Value::Array(list)) => list.clone(),
-            Some(one) => vec![one.clone()],
-        };
-        let id = |value: &Value| value.as_i64().filter(|id| (-1..vocab_size).contains(id));
-        let ids: Option<Vec<i64>> = list.iter().map(id).collect();
-        let ids = ids.ok_or_else(|| self.refuse(key, &format!("ids must be integers below vocab_size = {vocab_size}")))?;
-        Ok(ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect())
     }
 }
 
@@ -279,6 +224,9 @@ pub(crate) mod tests {
 
     fn parse_with(key: &str, value: Value) -> Result<Config> {
         let mut json = tiny(Family::Llama).to_json();
+        if key == "hidden_size" {
+            json["head_dim"] = Value::Null;
+        }
         json[key] = value;
         Config::parse(&json.to_string(), Path::new("m/config.json"))
     }
@@ -317,15 +265,63 @@ pub(crate) mod tests {
             ("vocab_size", Value::Null),
             ("tie_word_embeddings", json!("yes")),
             ("eos_token_id", json!([2, 50])),
+            ("num_experts", json!(8)),
+            ("num_local_experts", json!(2)),
+            ("final_logit_softcapping", json!(30.0)),
+            ("logits_scaling", json!(8.0)),
+            ("no_rope_layers", json!([1, 0])),
+            ("sliding_window", json!(4096)),
+            ("dtype", json!("float8_e4m3fn")),
+            ("torch_dtype", json!("int8")),
+            ("num_hidden_layers", json!(1_000_000)),
+            ("vocab_size", json!(2_000_000_000)),
+            ("hidden_size", json!(33)),
+            ("attention_bias", json!(1)),
         ] {
             let message = parse_with(key, value.clone()).unwrap_err().to_string();
             assert!(message.starts_with("m/config.json: "), "{message}");
             assert!(message.contains(&format!("{key} = {value}: ")), "{message}");
         }
-        for (key, value) in
-            [("rope_scaling", Value::Null), ("attention_dropout", json!(0)), ("use_sliding_window", json!(false))]
-        {
+        for (key, value) in [
+            ("rope_scaling", Value::Null),
+            ("attention_dropout", json!(0)),
+            ("use_sliding_window", json!(false)),
+            ("num_experts", json!(0)),
+            ("final_logit_softcapping", Value::Null),
+            ("logits_scaling", json!(1)),
+            ("torch_dtype", json!("bfloat16")),
+            ("anything_else", json!(7)),
+        ] {
             assert!(parse_with(key, value).is_ok());
+        }
+    }
+
+    /// Catches a key that nobody looked at, and a model without an end, of which nothing is said.
+    #[test]
+    fn what_is_not_looked_at_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = |family, changes: Value| -> Vec<String> {
+            let mut json = tiny(family).to_json();
+            changes.as_object().unwrap().iter().for_each(|(key, value)| json[key] = value.clone());
+            std::fs::write(folder.path().join("config.json"), json.to_string()).unwrap();
+            Config::load(folder.path()).unwrap().notes
+        };
+        assert_eq!(notes(Family::Llama, json!({"use_cache": true, "transformers_version": "5"})), [""; 0]);
+        assert_eq!(notes(Family::Qwen2, json!({"sliding_window": 4096, "max_window_layers": 2})), [""; 0]);
+        let found = notes(Family::Llama, json!({"zeta": 2, "alpha": [1], "nothing": null}));
+        assert!(found.len() == 1 && found[0].contains("config.json: not looked at: alpha, zeta; "), "{found:?}");
+        let found = notes(Family::Qwen2, json!({"attention_bias": false}));
+        assert!(found.len() == 1 && found[0].contains("not looked at: attention_bias; "), "{found:?}");
+        let found = notes(Family::Llama, json!({"eos_token_id": null}));
+        assert!(found.len() == 1 && found[0].contains("no eos_token_id: "), "{found:?}");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_the_keys_fault() {
+        for (folder, says) in [("no/such", "no such folder"), ("src", "it has no config.json")] {
+            let error = Config::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().starts_with("model.path = ") && error.to_string().contains(says), "{error}");
         }
     }
 
@@ -333,10 +329,10 @@ pub(crate) mod tests {
     fn the_generation_config_says_what_ends_a_sequence() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("config.json"), tiny(Family::Llama).to_json().to_string()).unwrap();
-        assert_eq!(Config::load(folder.path()).unwrap().eos_token_id, [2]);
+        assert_eq!(Config::load(folder.path()).unwrap().config.eos_token_id, [2]);
         let path = folder.path().join("generation_config.json");
         std::fs::write(&path, r#"{"eos_token_id": [7, 2], "temperature": 0.6}"#).unwrap();
-        assert_eq!(Config::load(folder.path()).unwrap().eos_token_id, [7, 2]);
+        assert_eq!(Config::load(folder.path()).unwrap().config.eos_token_id, [7, 2]);
         std::fs::write(&path, r#"{"eos_token_id": "</s>"}"#).unwrap();
         let message = Config::load(folder.path()).unwrap_err().to_string();
         assert!(

@@ -1,6 +1,6 @@
 //! The torch engine behind the contract: a policy's halves, and its checkpoints.
 
-use crate::engine::contract::{Encode, Engine, Identity, Writer};
+use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::torch::config::Config;
 use crate::engine::torch::generator::TorchGenerator;
@@ -35,9 +35,12 @@ impl Engine for Policy {
         self.config.max_position_embeddings as usize
     }
 
-    fn encode(&self) -> Encode {
-        let tokenizer = self.tokenizer.clone();
-        Arc::new(move |text| tokenizer.encode(text))
+    fn tokenizer(&self) -> Arc<dyn Tokenize> {
+        Arc::new(self.tokenizer.clone())
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     fn folder(&self) -> Option<&Path> {

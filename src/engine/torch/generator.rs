@@ -21,7 +21,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::generate::Generator;
-use tidegate_operators::record::{Group, Reason, Rollout, Status, Stop, Version, now_ns};
+use tidegate_operators::record::{Group, Prompt, Reason, Rollout, Status, Stop, Version, now_ns};
 
 /// Ids to lossy text, special tokens left out.
 pub type Decode = Box<dyn Fn(&[u32]) -> String + Send>;
@@ -116,8 +116,11 @@ impl TorchGenerator {
     }
 
     /// Why a prompt cannot be sampled, if so.
-    fn bad_prompt(&self, prompt: &[u32]) -> Option<String> {
-        let vocabulary = self.config.vocab_size;
+    fn bad_prompt(&self, prompt: &Prompt) -> Option<String> {
+        if prompt.refused.is_some() {
+            return prompt.refused.clone();
+        }
+        let (prompt, vocabulary) = (&prompt.tokens, self.config.vocab_size);
         if prompt.is_empty() {
             return Some("it is empty".to_owned());
         }
@@ -302,7 +305,7 @@ impl Generator for TorchGenerator {
     }
 
     fn start(&mut self, group: Arc<Group>) -> Result<(), Fault> {
-        match self.bad_prompt(&group.prompt.tokens) {
+        match self.bad_prompt(&group.prompt) {
             Some(why) => self.refused.extend(refuse(&group, &why, self.settings.worker)),
             None if group.size > 0 => self.waiting.push_back(Waiting { group, next: 0, prefix: None }),
             None => {}

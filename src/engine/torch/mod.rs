@@ -1,6 +1,6 @@
 //! The torch engine: the only folder that names tch.
 //!
-//! * [`config`] what a model is, [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
+//! * [`config`] what a model is (`keys` of its file), [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
 //! * [`policy`] all of a model in one hand: what jobs hold;
 //! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
 //! * [`generator`] samples, over [`cache`];
@@ -16,6 +16,7 @@ pub mod engine;
 mod ffi;
 pub mod generator;
 pub mod gradient;
+mod keys;
 pub mod layout;
 pub mod learner;
 pub mod micro_batch;

@@ -22,6 +22,8 @@ pub struct Policy {
     pub tokenizer: Tokenizer,
     /// Hash of the model's weights as loaded.
     pub hash: String,
+    /// What a person should know of the folder, a sentence each.
+    pub notes: Vec<String>,
     flat: Tensor,
     device: Device,
 }
@@ -46,6 +48,7 @@ impl Policy {
             layout: loaded.layout,
             tokenizer,
             hash: loaded.model_hash,
+            notes: loaded.notes,
             flat: loaded.flat,
             device,
         })

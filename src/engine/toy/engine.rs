@@ -4,7 +4,7 @@ use super::generator::ToyGenerator;
 use super::learner::{ToyLearner, ToyOptimizer};
 use super::policy::ToyWeights;
 use super::task::{ToyTokenizer, VOCAB};
-use crate::engine::contract::{Encode, Engine, Identity, Writer};
+use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::{Error, Result};
 use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
@@ -53,6 +53,12 @@ impl ToyEngine {
     }
 }
 
+impl Tokenize for ToyTokenizer {
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        ToyTokenizer::encode(self, text)
+    }
+}
+
 impl Engine for ToyEngine {
     type Weights = ToyWeights;
     type Generator = ToyGenerator;
@@ -75,8 +81,12 @@ impl Engine for ToyEngine {
         usize::MAX
     }
 
-    fn encode(&self) -> Encode {
-        Arc::new(|text| ToyTokenizer.encode(text))
+    fn tokenizer(&self) -> Arc<dyn Tokenize> {
+        Arc::new(ToyTokenizer)
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
     }
 
     fn folder(&self) -> Option<&Path> {

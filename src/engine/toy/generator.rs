@@ -33,7 +33,7 @@ impl ToyGenerator {
         let mut refused = Vec::new();
         while self.running.len() < self.draw.sampling.slots {
             let Some((group, sample)) = self.queue.pop_front() else { break };
-            let refusal = refuse(&group.prompt.tokens, vocab);
+            let refusal = group.prompt.refused.clone().or_else(|| refuse(&group.prompt.tokens, vocab));
             let (worker, started_ns) = (group.generator, now_ns());
             let mut rollout = Rollout { group, sample, worker, started_ns, ..Rollout::default() };
             match refusal {

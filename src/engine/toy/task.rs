@@ -67,7 +67,7 @@ impl Prompts for ToyPrompts {
             text,
             tokens,
             answer: letter(id % 3 + 1).to_owned(),
-            meta: String::new(),
+            ..Prompt::default()
         }))
     }
 }
