@@ -147,13 +147,42 @@ fn waits_for(m: &Metrics) -> &'static str {
     most.filter(|(ns, _)| *ns > 0).map_or("nothing", |(_, what)| what)
 }
 
-/// What was sealed so far.
-#[derive(Debug, Default)]
+/// What was sealed so far, added up: of a long run one number a step is held.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SealedSoFar {
-    /// Of each step, without the hashes of its weights: those are in the log, and would be most of what a long run holds.
-    pub metrics: Vec<Metrics>,
     /// Rollouts that were not trained, by status.
     pub not_trained: BTreeMap<String, u64>,
+    /// Of every step, in order.
+    pub rewards: Vec<f64>,
+    pub trained_rollouts: u64,
+    pub trained_tokens: u64,
+    /// Sums over trained tokens; a step that had none has no lag and no ESS, whatever stands in its row.
+    pub lag: f64,
+    pub ess: f64,
+    pub lag_max: Option<u64>,
+    pub ess_min: Option<f64>,
+    pub wait_forced_ns: u64,
+    pub wait_any_ns: u64,
+    pub wait_log_ns: u64,
+    pub torch_ns: u64,
+}
+
+impl SealedSoFar {
+    fn add(&mut self, m: &Metrics) {
+        self.rewards.push(m.reward);
+        self.trained_rollouts += m.rollouts;
+        self.trained_tokens += m.tokens;
+        self.wait_forced_ns += m.wait_forced_ns;
+        self.wait_any_ns += m.wait_any_ns;
+        self.wait_log_ns += m.wait_log_ns;
+        self.torch_ns += m.torch_ns;
+        if m.tokens > 0 {
+            self.lag += m.lag_mean * m.tokens as f64;
+            self.ess += m.ess * m.tokens as f64;
+            self.lag_max = self.lag_max.max(Some(m.lag_max));
+            self.ess_min = Some(self.ess_min.map_or(m.ess, |least| least.min(m.ess)));
+        }
+    }
 }
 
 /// A log that shows what it seals, and counts it for the summary.
@@ -176,7 +205,7 @@ impl<D> Shown<D> {
 
 impl<D: Log> Log for Shown<D> {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
-        let metrics = step.metrics.as_ref().map(|metrics| Metrics { weights: Vec::new(), ..metrics.clone() });
+        let metrics = step.metrics.clone();
         let not_trained: Vec<String> =
             step.rollouts.iter().filter(|r| r.status != Status::Trained).map(|r| r.status.to_string()).collect();
         self.log.seal(step)?;
@@ -186,7 +215,7 @@ impl<D: Log> Log for Shown<D> {
         }
         if let Some(metrics) = metrics {
             self.progress.step(&metrics);
-            sealed.metrics.push(metrics);
+            sealed.add(&metrics);
         }
         Ok(())
     }
@@ -211,5 +240,30 @@ mod tests {
         assert_eq!(waits_for(&metrics(1, 3, 2)), "forced groups");
         assert_eq!(waits_for(&metrics(1, 3, 4)), "the log");
         assert_eq!(waits_for(&Metrics::default()), "nothing");
+    }
+
+    /// Catches a mean of means, and a step without trained tokens that counts as one with a lag and an ESS of 0.
+    #[test]
+    fn steps_add_up() {
+        let step = |tokens, lag, lag_max, ess| Metrics {
+            tokens,
+            rollouts: 2,
+            lag_mean: lag,
+            lag_max,
+            ess,
+            reward: ess,
+            wait_any_ns: 1,
+            wait_forced_ns: 2,
+            wait_log_ns: 3,
+            torch_ns: 4,
+            ..Metrics::default()
+        };
+        let mut sealed = SealedSoFar::default();
+        assert_eq!((sealed.lag_max, sealed.ess_min), (None, None));
+        [step(10, 1.0, 2, 0.5), step(0, 9.0, 9, 0.0), step(30, 2.0, 3, 0.9)].iter().for_each(|m| sealed.add(m));
+        assert_eq!((sealed.trained_tokens, sealed.trained_rollouts, sealed.lag, sealed.ess), (40, 6, 70.0, 32.0));
+        assert_eq!((sealed.lag_max, sealed.ess_min, sealed.rewards.len()), (Some(3), Some(0.5), 3));
+        let waits = (sealed.wait_any_ns, sealed.wait_forced_ns, sealed.wait_log_ns, sealed.torch_ns);
+        assert_eq!(waits, (3, 6, 9, 12));
     }
 }

@@ -7,7 +7,6 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use tidegate_operators::record::Metrics;
 
 /// Held-out success, sampled and greedy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -54,36 +53,31 @@ pub struct Summary {
 
 impl Summary {
     pub fn new<W>(spec: &Spec, outcome: &Outcome<W>, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
-        let m = &outcome.metrics;
-        let tokens: u64 = m.iter().map(|m| m.tokens).sum();
-        // A step that had nothing to train has no ESS and no lag, whatever stands in its row.
-        let trained = || m.iter().filter(|m| m.tokens > 0);
-        let weighted = |f: fn(&Metrics) -> f64| {
-            (tokens > 0).then(|| trained().map(|m| f(m) * m.tokens as f64).sum::<f64>() / tokens as f64)
-        };
-        let tenth = m.len().div_ceil(10);
-        let reward = |part: &[Metrics]| mean(part.iter().map(|m| m.reward).filter(|reward| reward.is_finite()));
+        let sealed = &outcome.sealed;
+        let a_token = |sum: f64| (sealed.trained_tokens > 0).then(|| sum / sealed.trained_tokens as f64);
+        let (steps, tenth) = (sealed.rewards.len(), sealed.rewards.len().div_ceil(10));
+        let reward = |part: &[f64]| mean(part.iter().copied().filter(|reward| reward.is_finite()));
         let wall = outcome.seconds.max(1e-9) * 1e9;
         Summary {
             run: spec.output.clone(),
-            steps: m.len() as u64,
+            steps: steps as u64,
             last_step: outcome.version,
             steps_planned: spec.steps,
             training_s: outcome.seconds,
-            trained_rollouts: m.iter().map(|m| m.rollouts).sum(),
-            trained_tokens: tokens,
+            trained_rollouts: sealed.trained_rollouts,
+            trained_tokens: sealed.trained_tokens,
             generated_tokens: outcome.generated_tokens,
-            not_trained: outcome.not_trained.clone(),
-            reward_first: reward(&m[..tenth]),
-            reward_last: reward(&m[m.len() - tenth..]),
-            lag_mean: weighted(|m| m.lag_mean),
-            lag_max: trained().map(|m| m.lag_max).max(),
+            not_trained: sealed.not_trained.clone(),
+            reward_first: reward(&sealed.rewards[..tenth]),
+            reward_last: reward(&sealed.rewards[steps - tenth..]),
+            lag_mean: a_token(sealed.lag),
+            lag_max: sealed.lag_max,
             lag_bound: spec.schedule.max_lag,
-            ess_mean: weighted(|m| m.ess),
-            ess_min: trained().map(|m| m.ess).reduce(f64::min),
-            waited_forced: m.iter().map(|m| m.wait_forced_ns).sum::<u64>() as f64 / wall,
-            waited_any: m.iter().map(|m| m.wait_any_ns).sum::<u64>() as f64 / wall,
-            waited_log: m.iter().map(|m| m.wait_log_ns).sum::<u64>() as f64 / wall,
+            ess_mean: a_token(sealed.ess),
+            ess_min: sealed.ess_min,
+            waited_forced: sealed.wait_forced_ns as f64 / wall,
+            waited_any: sealed.wait_any_ns as f64 / wall,
+            waited_log: sealed.wait_log_ns as f64 / wall,
             learner_outside: outcome.learner_outside,
             generators_outside: outcome.generators_outside,
             before,

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::jobs::checkpoints::Checkpoints;
 use crate::jobs::encode::Encoder;
 use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts};
-use crate::jobs::progress::{Counters, Progress, Shown};
+use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
 use crate::jobs::recovery::Origin;
 use crate::jobs::say;
 use crate::pipeline::{self, Report, WorkerTime};
@@ -13,7 +13,6 @@ use crate::spec::Spec;
 use crate::store::{FooterInfo, ParquetLog, Room, RunFolder};
 use crate::tasks::reward::Reward;
 use crate::tasks::source;
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -22,7 +21,7 @@ use tidegate_operators::dataflow::Ports;
 use tidegate_operators::fault::{Fault, Halt};
 use tidegate_operators::generate::Generator;
 use tidegate_operators::plan::Plan;
-use tidegate_operators::record::{Group, Metrics, Rollout, Version};
+use tidegate_operators::record::{Group, Rollout, Version};
 use timely::ExchangeData;
 
 /// What a run trains, and where it writes.
@@ -35,10 +34,7 @@ pub struct Training<'a, E> {
 
 /// What came of it.
 pub struct Outcome<W> {
-    /// Of every step that was sealed, in order.
-    pub metrics: Vec<Metrics>,
-    /// Rollouts that were sealed and not trained, by status.
-    pub not_trained: BTreeMap<String, u64>,
+    pub sealed: SealedSoFar,
     pub faults: Vec<Fault>,
     /// The last sealed step, of earlier parts of the run too, and the weights after it.
     pub version: Version,
@@ -119,15 +115,13 @@ where
 
     let kept = checkpoints.finish()?;
     let sealed = std::mem::take(&mut *sealed.lock().unwrap_or_else(PoisonError::into_inner));
-    let learner_library: u64 = sealed.metrics.iter().map(|m| m.torch_ns).sum();
     let generator_library = counters.torch_ns.load(Ordering::Relaxed);
     let apart = !plan.generators.contains(&plan.learner);
     let time = |workers: &[usize], library_ns| outside(&report.workers, workers, library_ns).filter(|_| apart);
     Ok(Outcome {
-        metrics: sealed.metrics,
-        not_trained: sealed.not_trained,
-        learner_outside: time(&[plan.learner], learner_library),
+        learner_outside: time(&[plan.learner], sealed.torch_ns),
         generators_outside: time(&plan.generators, generator_library),
+        sealed,
         faults: report.faults,
         weights: kept.weights,
         version: kept.state.step,
