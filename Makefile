@@ -86,6 +86,10 @@ demo: libtorch ## train the bundled model by reinforcement learning for a minute
 test: libtorch .pydeps ## all tests that need nothing but this machine
 	$(CARGO) test --workspace
 
+.PHONY: fuzz
+fuzz: libtorch ## damage files for ten minutes a reader (FUZZ_SECONDS) and look for panics and memory without bound
+	TIDEGATE_FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(CARGO) test --test fuzz -- --nocapture
+
 .peers: | python
 	@rm -rf .peers && $(PYTHON) -m venv .peers
 	.peers/bin/python -m pip install --quiet $(PEER_PACKAGES) || { rm -rf .peers; $(call fail,pip could not fetch $(PEER_PACKAGES)); }
