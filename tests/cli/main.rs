@@ -10,6 +10,7 @@ mod disk;
 mod harness;
 mod prompts;
 mod replay;
+mod resume;
 mod run;
 mod running;
 mod sft;
