@@ -125,7 +125,7 @@ fn a_fault_in_mid_run_is_told_and_what_was_complete_is_kept() {
     let folder = RunFolder::view(running.path()).unwrap();
     fs::write(folder.log_file(LogFile::Step(20)), "in the way").unwrap();
     let (ran, _dir) = running.end();
-    ran.refused(1, &["error: seal: ", "step-00000020.parquet: this step is sealed already"]);
+    ran.refused(1, &["error: seal: ", "step-00000020.parquet: step 20 is sealed already"]);
     assert!(ran.err.contains("\n19 steps are sealed in "), "{}", ran.err);
     assert!(ran.err.contains("\nalso: ") && ran.err.contains("step-00000020.parquet: "), "{}", ran.err);
     for step in 1..=19 {
