@@ -12,7 +12,8 @@ use crate::jobs::lent::{Home, Lent};
 use crate::jobs::say;
 use crate::spec::CheckpointSpec;
 use crate::store::ledger::{Ledger, State};
-use crate::store::{Limits, RunFolder, compact};
+use crate::store::{Compacted, Limits, RunFolder, compact};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -65,7 +66,8 @@ impl<E: Engine + 'static> Checkpoints<E> {
         let (sender, messages) = channel();
         let busy = Arc::new(AtomicBool::new(false));
         let newest = folder.checkpointed_steps()?.last().copied();
-        let desk = Desk { folder: folder.clone(), keep: spec.keep, writer: engine.writer(), newest, busy: busy.clone() };
+        let (folder, writer) = (folder.clone(), engine.writer());
+        let desk = Desk { folder, keep: spec.keep, writer, newest, busy: busy.clone(), told: HashSet::new() };
         let thread = std::thread::spawn(move || desk.serve(&messages));
         let (lent, home) = Lent::new(learner);
         let due = Due { steps: spec.every_steps, minutes: spec.every_minutes, step: state.step, at: Instant::now() };
@@ -90,6 +92,7 @@ impl<E: Engine + 'static> Checkpoints<E> {
             if desk.newest != Some(version) {
                 let copied = Copied { version, weights: copy.clone(), optimizer: E::optimizer(&learner)? };
                 unkept = desk.write(&copied, &state).err();
+                desk.tidy();
             }
             weights = Some(copy);
         }
@@ -107,6 +110,8 @@ struct Desk<E: Engine> {
     writer: E::Writer,
     newest: Option<Step>,
     busy: Arc<AtomicBool>,
+    /// What could not be tidied and was told.
+    told: HashSet<String>,
 }
 
 impl<E: Engine> Desk<E> {
@@ -121,6 +126,7 @@ impl<E: Engine> Desk<E> {
                     if let Err(error) = self.write(&copied, &state) {
                         say(format_args!("note      no checkpoint of step {}: {error}; the run goes on", state.step));
                     }
+                    self.tidy();
                     self.busy.store(false, Ordering::Release);
                 }
             }
@@ -135,12 +141,23 @@ impl<E: Engine> Desk<E> {
         staged.seal()?;
         crash::at("checkpoint: sealed");
         self.newest = Some(state.step);
-        prune(&self.folder, self.keep)?;
-        if self.folder.log_files()?.len() < MANY {
-            return Ok(());
+        Ok(())
+    }
+
+    /// Removes what the newest checkpoint makes needless, and makes few files of many. What cannot be done stays as it is, and is
+    /// found there; it is told once.
+    fn tidy(&mut self) {
+        let Some(newest) = self.newest else { return };
+        let many = || -> Result<bool> { Ok(self.folder.log_files()?.len() >= MANY) };
+        let compacted =
+            || if many()? { compact(&self.folder, newest, &Limits::default()) } else { Ok(Compacted::default()) };
+        let left = prune(&self.folder, self.keep).and_then(|()| compacted());
+        let left = left.map_or_else(|error| vec![error], |compacted| compacted.left);
+        for error in left.into_iter().map(|error| error.to_string()) {
+            if self.told.insert(error.clone()) {
+                say(format_args!("note      not tidied: {error}"));
+            }
         }
-        // What cannot be merged stays as it is, and whoever reads the log finds it there.
-        compact(&self.folder, state.step, &Limits::default()).map(drop)
     }
 }
 
