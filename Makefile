@@ -86,6 +86,10 @@ demo: libtorch ## train the bundled model by reinforcement learning for a minute
 test: libtorch .pydeps ## all tests that need nothing but this machine
 	$(CARGO) test --workspace
 
+.PHONY: fuzz
+fuzz: libtorch ## damage files for ten minutes a reader (FUZZ_SECONDS) and look for panics and memory without bound
+	TIDEGATE_FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(CARGO) test --test fuzz -- --nocapture
+
 .peers: | python
 	@rm -rf .peers && $(PYTHON) -m venv .peers
 	.peers/bin/python -m pip install --quiet $(PEER_PACKAGES) || { rm -rf .peers; $(call fail,pip could not fetch $(PEER_PACKAGES)); }
@@ -102,6 +106,11 @@ test-peers: libtorch .peers ## compare with transformers (fetches 5 GB into .pee
 test-cuda: libtorch ## what only a CUDA device can show (needs libtorch with CUDA: LIBTORCH, or torch in Python)
 	$(CARGO) build --release
 	tests/cuda.sh $${CARGO_TARGET_DIR:-target}/release/tidegate
+
+KILLS ?= 200
+.PHONY: soak
+soak: libtorch ## kill and resume runs KILLS=200 times; what it has done is kept, so it can be broken off
+	TIDEGATE_SOAK_KILLS=$(KILLS) $(CARGO) test --test cli soak -- --nocapture
 
 .PHONY: bench
 bench: libtorch ## measure

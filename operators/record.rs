@@ -125,6 +125,17 @@ impl fmt::Display for Status {
     }
 }
 
+impl Status {
+    /// The status without what a reason says of the single rollout: there are few of these, whatever a run meets.
+    pub fn kind(&self) -> String {
+        match self {
+            Status::Discarded(Reason::BadTokens(_)) => "discarded: bad tokens".to_owned(),
+            Status::Discarded(Reason::BadPrompt(_)) => "discarded: bad prompt".to_owned(),
+            other => other.to_string(),
+        }
+    }
+}
+
 /// One sampled completion. Lists marked `[T]` have one entry a completion token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rollout {

@@ -212,16 +212,20 @@ pub fn names(folder: &Path) -> Result<Vec<String>> {
 /// # Errors
 /// A folder that cannot be listed.
 pub fn names_at_one_instant(folder: &Path) -> Result<Vec<String>> {
-    let id = |found: fs::Metadata| (found.dev(), found.ino());
+    at_one_instant(folder, || names(folder))
+}
+
+/// What is seen in a folder that nobody exchanged while it was looked at. What is removed from a folder after it was exchanged is
+/// missing in a listing that began before.
+fn at_one_instant<R>(folder: &Path, mut look: impl FnMut() -> Result<R>) -> Result<R> {
+    let id =
+        |found: io::Result<fs::Metadata>| found.map(|found| (found.dev(), found.ino())).map_err(|e| Error::file(folder, e));
     loop {
-        let Ok(open) = File::open(folder) else { return names(folder) };
-        let names = names(folder)?;
-        // What is removed from a folder that was exchanged is missing in a listing that began before. Held open, the folder's
-        // number cannot be that of a newer one.
-        let before = open.metadata().map_err(|e| Error::file(folder, e))?;
-        let after = fs::metadata(folder).map_err(|e| Error::file(folder, e))?;
-        if id(before) == id(after) {
-            return Ok(names);
+        let Ok(open) = File::open(folder) else { return look() };
+        let seen = look()?;
+        // Held open, the folder's number cannot be that of a newer one.
+        if id(open.metadata())? == id(fs::metadata(folder))? {
+            return Ok(seen);
         }
     }
 }
@@ -335,26 +339,26 @@ mod tests {
     }
     /// Catches a listing that lacks what was removed from a folder after another one took its place.
     #[test]
-    fn a_listing_is_whole_while_folders_are_exchanged() {
-        const FILES: usize = 200;
+    fn a_listing_is_repeated_where_the_folder_was_exchanged() {
         let base = tempfile::tempdir().unwrap();
         let folder = base.path().join("f");
-        let fill = |folder: &Path| (0..FILES).for_each(|i| fs::write(folder.join(i.to_string()), "").unwrap());
-        fs::create_dir(&folder).unwrap();
-        fill(&folder);
-        let ended = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for _ in 0..60 {
-                    let staged = Staged::new(&folder).unwrap();
-                    fill(staged.path());
-                    assert_eq!(staged.swap().unwrap(), Exchange::Done);
-                }
-                ended.store(true, std::sync::atomic::Ordering::Release);
-            });
-            while !ended.load(std::sync::atomic::Ordering::Acquire) {
-                assert_eq!(names_at_one_instant(&folder).unwrap().len(), FILES);
+        let staged = |file: &str| {
+            let staged = Staged::new(&folder).unwrap();
+            fs::write(staged.path().join(file), "").unwrap();
+            staged
+        };
+        staged("a").seal().unwrap();
+        let mut exchanges = 2;
+        let found = at_one_instant(&folder, || {
+            let listing = fs::read_dir(&folder).unwrap();
+            if exchanges > 0 {
+                exchanges -= 1;
+                let other = staged("b");
+                assert_eq!(other.swap().unwrap(), Exchange::Done);
             }
+            Ok(listing.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>())
         });
+        assert_eq!((found.unwrap(), exchanges), (vec!["b".into()], 0));
+        assert_eq!(names_at_one_instant(&base.path().join("nothing")).unwrap(), Vec::<String>::new());
     }
 }

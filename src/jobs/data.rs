@@ -161,3 +161,80 @@ fn default_template(value: &Value) -> Result<Option<String>, String> {
         other => Err(crate::tasks::prompts::described(other)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::spec::{Order, RewardSpec};
+    use serde_json::json;
+    use std::fs;
+    use std::path::PathBuf;
+    use tempfile::TempDir;
+
+    fn written(name: &str, text: &str) -> (TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        (dir, path)
+    }
+
+    fn training(data: &DataSpec, reward: &RewardSpec) -> Result<Vec<(u32, Item)>> {
+        let model = Path::new("no/model");
+        let reward = Reward::new(reward).unwrap();
+        Data { file: Some(data), tasks: &[], model, purpose: Use::Rollouts }.training(1, &reward)?.collect()
+    }
+
+    fn lines(count: u64, wrong: u64) -> String {
+        let line = |n| if n == wrong { "{\"prompt\": null}\n".to_owned() } else { format!("{{\"prompt\": \"{n}\"}}\n") };
+        (1..=count).map(line).collect()
+    }
+
+    /// Catches a wrong row that ends a run of days: behind those that are checked before it begins, it is one prompt's fault.
+    #[test]
+    fn wrong_rows_are_refused_before_the_start_or_skipped_after_it() {
+        let exact = RewardSpec::Exact { after: None };
+        for (wrong, order) in [(1, Order::File), (CHECKED, Order::Shuffled)] {
+            let (_dir, file) = written("p.jsonl", &lines(CHECKED + 5, wrong));
+            let error = training(&DataSpec { epochs: 1, order, ..DataSpec::new(file) }, &exact).unwrap_err().to_string();
+            assert!(error.contains(&format!("p.jsonl: column prompt: line {wrong}: found null, expected text")), "{error}");
+        }
+        let (_dir, file) = written("p.jsonl", &lines(CHECKED + 5, CHECKED + 1));
+        let found = training(&DataSpec { epochs: 1, ..DataSpec::new(file) }, &exact).unwrap();
+        assert_eq!(found.len() as u64, CHECKED + 5);
+        let refused: Vec<_> = found.into_iter().filter(|(_, item)| item.refused.is_some()).collect();
+        assert_eq!((refused.len(), refused[0].1.id), (1, CHECKED));
+        assert!(refused[0].1.refused.as_ref().unwrap().contains("column prompt: line 10001: found null"), "{refused:?}");
+    }
+
+    /// Catches the model's template being left out because it is not text, not there, or one of several.
+    #[test]
+    fn the_template_of_a_folder_is_found_or_its_file_is_named() {
+        let says = |config: &serde_json::Value, jinja: Option<&[u8]>| -> Result<String> {
+            let (dir, _) = written("tokenizer_config.json", &config.to_string());
+            jinja.into_iter().for_each(|text| fs::write(dir.path().join("chat_template.jinja"), text).unwrap());
+            let template = template(dir.path())?;
+            Ok(template.map_or_else(|| "none".to_owned(), |template| template.render(&[]).unwrap()))
+        };
+        assert_eq!(says(&json!({}), None).unwrap(), "none");
+        assert_eq!(
+            says(&json!({"chat_template": "a{{ eos_token }}", "eos_token": {"content": "</s>"}}), None).unwrap(),
+            "a</s>"
+        );
+        assert_eq!(says(&json!({"chat_template": "a"}), Some(b"b")).unwrap(), "b");
+        let several = json!([{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]);
+        assert_eq!(says(&json!({"chat_template": several}), None).unwrap(), "d");
+        for (config, jinja, message) in [
+            (
+                json!({"chat_template": [{"name": "tool", "template": "t"}]}),
+                None,
+                "chat_template = a list of 1: expected text",
+            ),
+            (json!({"chat_template": 7}), None, "chat_template = the number 7: expected text"),
+            (json!({}), Some(&b"\xFF"[..]), "chat_template.jinja: byte 1 is not UTF-8"),
+            (json!({}), Some(b"{% if %}"), "chat template, line 1: "),
+        ] {
+            let error = says(&config, jinja).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}

@@ -224,7 +224,7 @@ impl<D: Log> Log for Shown<D> {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
         let metrics = step.metrics.clone();
         let not_trained: Vec<String> =
-            step.rollouts.iter().filter(|r| r.status != Status::Trained).map(|r| r.status.to_string()).collect();
+            step.rollouts.iter().filter(|r| r.status != Status::Trained).map(|r| r.status.kind()).collect();
         self.log.seal(step)?;
         let mut sealed = self.sealed.lock().unwrap_or_else(PoisonError::into_inner);
         for status in not_trained {

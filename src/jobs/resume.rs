@@ -7,7 +7,7 @@ use crate::jobs::recovery::{Bits, recover};
 use crate::jobs::run::{plan, torch, toy};
 use crate::jobs::{Output, say, signals};
 use crate::spec::{EngineKind, Spec};
-use crate::store::{LogReader, RunFolder};
+use crate::store::{LogReader, RunFolder, read_json_rows};
 use std::fs;
 use std::path::{Path, PathBuf};
 use timely::ExchangeData;
@@ -52,8 +52,7 @@ where
     E: Engine + 'static,
     E::Weights: ExchangeData,
 {
-    let sealed = folder.sealed_steps()?.len() as u64;
-    if sealed >= spec.steps {
+    if folder.sealed_steps()?.len() as u64 >= spec.steps && is_finished(folder)? {
         let why = format!("all of them are done; to train further, --set steps={}", spec.steps + spec.steps.max(1));
         return Err(Error::config("steps", spec.steps, why));
     }
@@ -76,6 +75,14 @@ where
         start.next
     ));
     course.run(engine, origin, folder, &interrupt, options.output)
+}
+
+/// Whether a run whose steps are done also has all that is written after the last one.
+fn is_finished(folder: &RunFolder) -> Result<bool> {
+    let sealed = folder.sealed_steps()?;
+    let kept = folder.checkpointed_steps()?.last() == sealed.last();
+    let derived = read_json_rows(&folder.metrics()).is_ok_and(|rows| rows.count() == sealed.len());
+    Ok(kept && derived)
 }
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another

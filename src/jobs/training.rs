@@ -8,7 +8,7 @@ use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts}
 use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
 use crate::jobs::recovery::Origin;
 use crate::jobs::say;
-use crate::pipeline::{self, WorkerTime};
+use crate::pipeline::{self, Report, WorkerTime};
 use crate::spec::Spec;
 use crate::store::{FooterInfo, ParquetLog, Room, RunFolder};
 use crate::tasks::reward::Reward;
@@ -105,7 +105,13 @@ where
     let threads: Vec<u16> = (0..spec.worker_count()).map(|worker| spec.threads(worker)).collect();
     let started = Instant::now();
     let census = Census::default();
-    let mut report = pipeline::run(&plan, ports, halt, &census, move |worker| E::set_threads(threads[worker]))?;
+    // A run that was ended after its last step has only its end left.
+    let mut report = if plan.start.version >= plan.steps {
+        drop(ports);
+        Report::default()
+    } else {
+        pipeline::run(&plan, ports, halt, &census, move |worker| E::set_threads(threads[worker]))?
+    };
     let in_flight = census.snapshot().total().in_flight();
     if report.faults.is_empty() && !halt.is_set() && in_flight != 0 {
         report.faults.push(Fault::new("census", format!("{in_flight} groups are neither trained nor discarded")));

@@ -142,7 +142,7 @@ fn explain(error: &toml::de::Error, table: &toml::Table) -> Error {
             let hint = nearest(variant, &names).map_or_else(String::new, |name| format!("did you mean `{name}`? "));
             let value = found.map_or_else(|| "?".into(), |value| short(&value));
             let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-            Error::config(key, value, format!("no such value; {hint}allowed: {}", names.join(", ")))
+            Error::config(key, value, format!("`{variant}` is not allowed; {hint}allowed: {}", names.join(", ")))
         }
         (Some("missing field"), [field], _) => {
             let key = if key.is_empty() { (*field).to_owned() } else { format!("{key}.{field}") };

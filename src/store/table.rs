@@ -74,10 +74,7 @@ impl RowTable {
             starts.push(rows.ok_or_else(wrong)?);
             bytes = bytes.saturating_add(u64::try_from(group.total_byte_size()).unwrap_or(0));
         }
-        let rows = starts[starts.len() - 1];
-        let block_rows = (BLOCK_BYTES / bytes.div_ceil(rows.max(1)).max(1)).clamp(1, BLOCK_ROWS);
-        let whole = rows <= WHOLE_ROWS && bytes <= WHOLE_BYTES;
-        let blocks = (!whole).then_some(Blocks { rows: block_rows, kept: WINDOW });
+        let (block_rows, blocks) = layout(starts[starts.len() - 1], bytes);
         let (path, kept) = (path.to_owned(), VecDeque::new());
         Ok(RowTable { path, file, metadata, starts, blocks, block_rows, kept_bytes: KEPT_BYTES, kept, decoded: 0 })
     }
@@ -181,6 +178,13 @@ impl RowTable {
     }
 }
 
+/// Rows of a block, and how an order has to be; from the number of all rows and their size, bytes.
+fn layout(rows: u64, bytes: u64) -> (u64, Option<Blocks>) {
+    let block_rows = (BLOCK_BYTES / bytes.div_ceil(rows.max(1)).max(1)).clamp(1, BLOCK_ROWS);
+    let whole = rows <= WHOLE_ROWS && bytes <= WHOLE_BYTES;
+    (block_rows, (!whole).then_some(Blocks { rows: block_rows, kept: WINDOW }))
+}
+
 fn is_bytes(of: &DataType) -> bool {
     match of {
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => true,
@@ -270,9 +274,11 @@ mod tests {
     fn size_says_how_rows_lie() {
         let (_dir, path) = written(20_000, 5000, 100);
         assert_eq!(RowTable::open(&path).unwrap().blocks(), None);
-        let (_dir, path) = written(40_000, 10_000, 4000);
-        let found = RowTable::open(&path).unwrap().blocks().unwrap();
-        assert!(found.kept == 32 && (1000..1049).contains(&found.rows), "{found:?}");
+        assert_eq!(layout(1 << 20, 128 << 20), (8192, None));
+        assert_eq!(layout((1 << 20) + 1, 1000), (8192, Some(Blocks { rows: 8192, kept: 32 })));
+        assert_eq!(layout(40_000, 160_000_000), (1048, Some(Blocks { rows: 1048, kept: 32 })));
+        assert_eq!(layout(10, 1 << 40), (1, Some(Blocks { rows: 1, kept: 32 })));
+        assert_eq!(layout(0, 0), (8192, None));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub enum Source {
     /// Generated tasks, without end.
     Generated { mix: Mix, seed: u64 },
     /// The rows of a file. A shuffled order is another one each epoch and holds neither texts nor a list of indices.
-    Rows { items: Items, seed: u64 },
+    Rows { items: Box<Items>, seed: u64 },
 }
 
 /// The prompts of a source from a place on. Each comes with its epoch.
@@ -31,7 +31,7 @@ impl Source {
         if items.rows() == 0 {
             return Err(Error::file(&items.spec().file, "it has no rows; at least one prompt is needed"));
         }
-        Ok(Source::Rows { items, seed })
+        Ok(Source::Rows { items: Box::new(items), seed })
     }
 
     /// The prompt `number`, from 0, with its epoch; None where the last epoch has ended. A row that is not as it must be is an

@@ -76,6 +76,12 @@ impl Running {
         assert!(Command::new("sh").args(["-c", &all]).status().unwrap().success());
     }
 
+    /// After a signal that nothing survives.
+    pub fn killed(mut self) -> TempDir {
+        assert!(!self.child.wait().unwrap().success());
+        self.dir
+    }
+
     /// Waits for its end, which must come soon.
     pub fn end(mut self) -> (Ran, TempDir) {
         let start = Instant::now();

@@ -29,8 +29,11 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("learn.loss=grpo", &["learn.loss = \"grpo\": ", "`reinforce`, `ppo`"]),
         ("learn.loss=supervised", &["learn.loss = supervised: ", "allowed: reinforce, ppo"]),
         ("learn.loss={ppo={clip=0.2}}", &["learn.loss.ppo.clip = 0.2: no such key; ", "allowed: clip_low, clip_high"]),
-        ("learn.loss={pppo={clip_low=0.2}}", &["learn.loss = ", "no such value; did you mean `ppo`?"]),
-        ("learn.aggregation=token_men", &["learn.aggregation = \"token_men\": no such value; did you mean `token_mean`?"]),
+        ("learn.loss={pppo={clip_low=0.2}}", &["learn.loss = ", "is not allowed; did you mean `ppo`?"]),
+        (
+            "learn.aggregation=token_men",
+            &["learn.aggregation = \"token_men\": `token_men` is not allowed; did you mean `token_mean`?"],
+        ),
         ("task=[{kind='sorting'},{kind='addition',wieght=2}]", &["task[1].wieght = 2: ", "did you mean task[1].weight?"]),
         ("task=[{kind='srting'}]", &["task.kind = [\"srting\"]: ", "did you mean `sorting`?"]),
         ("data={file='a.jsonl',promt='q'}", &["data.promt = \"q\": ", "did you mean data.prompt?"]),

@@ -10,7 +10,7 @@ use crate::store::schema::stop_text;
 use crate::store::{Footer, StepFile};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-use tidegate_operators::record::{Reason, Rollout, Status};
+use tidegate_operators::record::{Rollout, Status};
 
 const INTERVALS: usize = 12;
 /// Skipped files and notes that are named; all are counted.
@@ -129,7 +129,7 @@ impl Collector {
     }
 
     fn rollout(&mut self, rollout: &Rollout, interval: usize) {
-        *self.statuses.entry(status_kind(&rollout.status)).or_default() += 1;
+        *self.statuses.entry(rollout.status.kind()).or_default() += 1;
         self.time.rollout(rollout);
         let solved = rollout.reward.map(|reward| u64::from(reward >= 1.0));
         if let (Some(reward), Some(solved)) = (rollout.reward, solved) {
@@ -230,15 +230,6 @@ impl IntervalSums {
             lag_max: self.part.lags.max,
             ess: self.part.distance.ess(),
         })
-    }
-}
-
-/// The status without what a reason says of the single rollout: there are few.
-fn status_kind(status: &Status) -> String {
-    match status {
-        Status::Discarded(Reason::BadTokens(_)) => "discarded: bad tokens".to_owned(),
-        Status::Discarded(Reason::BadPrompt(_)) => "discarded: bad prompt".to_owned(),
-        other => other.to_string(),
     }
 }
 

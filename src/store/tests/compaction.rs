@@ -267,6 +267,15 @@ fn list_and_open(rollouts: &Path) -> Option<Vec<u64>> {
     Some(found)
 }
 
+/// Tells the others that it is over, also by a panic.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Catches a step that is sealed into the folder which is being replaced, a listing that lacks rows or has them twice.
 #[test]
 fn steps_are_sealed_and_read_while_the_log_is_compacted() {
@@ -276,9 +285,9 @@ fn steps_are_sealed_and_read_while_the_log_is_compacted() {
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _end = End(&ended);
             let mut log = ParquetLog::new(folder.clone(), info());
             (2..=LAST).for_each(|step| log.seal(step_of(step, 1)).unwrap());
-            ended.store(true, Ordering::Release);
         });
         scope.spawn(|| {
             while !ended.load(Ordering::Acquire) {
