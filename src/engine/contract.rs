@@ -70,6 +70,8 @@ pub trait Engine {
     /// # Errors
     /// Not enough memory.
     fn generator(&self, sampling: &Sampling, seed: u64, worker: usize) -> Result<Self::Generator>;
+    /// How many rollouts the generator samples at once: fewer than it was told where memory ran out.
+    fn slots(generator: &Self::Generator) -> usize;
     /// Nanoseconds that the generator spent in the engine's tensor library.
     fn library_ns(generator: &Self::Generator) -> u64;
 

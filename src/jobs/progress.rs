@@ -1,6 +1,7 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
 use crate::jobs::say;
+use crate::spec::Spec;
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -95,15 +96,22 @@ struct State {
     printed: Instant,
     trained_tokens: u64,
     lag_max: u64,
+    micro_batch_tokens: u64,
 }
 
 impl Progress {
-    /// A display of `steps` steps under the lag bound `bound`.
-    pub fn new(steps: u64, bound: u64, counters: Arc<Counters>) -> Self {
-        let (bar, plain) = bar(steps);
+    /// A display of a run.
+    pub fn new(spec: &Spec, counters: Arc<Counters>) -> Self {
+        let (bar, plain) = bar(spec.steps);
         let now = Instant::now();
-        let state = State { started: now, printed: now, trained_tokens: 0, lag_max: 0 };
-        Progress { bar, plain, shared: Arc::new(Mutex::new(state)), counters, bound }
+        let state = State {
+            started: now,
+            printed: now,
+            trained_tokens: 0,
+            lag_max: 0,
+            micro_batch_tokens: spec.learn.micro_batch_tokens as u64,
+        };
+        Progress { bar, plain, shared: Arc::new(Mutex::new(state)), counters, bound: spec.schedule.max_lag }
     }
 
     /// Shows a step that is done.
@@ -111,6 +119,15 @@ impl Progress {
         let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         state.trained_tokens += m.tokens;
         state.lag_max = state.lag_max.max(m.lag_max);
+        if m.micro_batch_tokens < state.micro_batch_tokens {
+            let (before, now) = (state.micro_batch_tokens, m.micro_batch_tokens);
+            say(format_args!(
+                "note      out of memory in the learner: micro-batches of {now} tokens at most from step {} on, not {before}; \
+                 learn.micro_batch_tokens = {now} says so from the start",
+                m.step
+            ));
+        }
+        state.micro_batch_tokens = m.micro_batch_tokens;
         let seconds = state.started.elapsed().as_secs_f64().max(1e-3);
         let rate = |tokens: u64| format!("{:.1}k", tokens as f64 / seconds / 1e3);
         let line = format!(

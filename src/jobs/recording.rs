@@ -29,9 +29,10 @@ impl Expected {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&step)
     }
 
-    /// The specification of a step that was read.
-    pub fn spec(&self, step: Step) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&step).map(|recorded| recorded.spec.clone())
+    /// How a step that was read was trained: under which specification, in micro-batches of how many tokens.
+    pub fn trained(&self, step: Step) -> Option<(String, u64)> {
+        let recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recorded.get(&step).map(|recorded| (recorded.spec.clone(), recorded.metrics.micro_batch_tokens))
     }
 
     fn put(&self, step: Step, recorded: RecordedStep) {

@@ -56,7 +56,7 @@ impl Retrace<'_> {
             Plan { start: Start::at(after, 0), schedule, steps: last, generators: vec![0], learner: 0, ..spec.plan() };
         let recording = Recording::open(folder, after + 1..=last)?;
         let expected = recording.expected();
-        let learner = Following::<E> { learner, expected: expected.clone(), sets: sets.to_vec(), spec: String::new() };
+        let learner = Following::<E> { learner, expected: expected.clone(), sets: sets.to_vec(), now: (String::new(), 0) };
         let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
         let verdict = Arc::new(Mutex::new(verdict));
         let log = Judge { verdict: Arc::clone(&verdict), expected, shown: Steps::new(last) };
@@ -80,18 +80,22 @@ struct Following<E: Engine> {
     learner: Lent<E::Learner>,
     expected: Expected,
     sets: Vec<String>,
-    /// Text of the specification that it follows now.
-    spec: String,
+    /// Text of the specification that it follows now, and the size of micro-batches.
+    now: (String, u64),
 }
 
 impl<E: Engine> Learner for Following<E> {
     type Weights = E::Weights;
 
     fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
-        if let Some(text) = self.expected.spec(step).filter(|text| *text != self.spec) {
-            let spec = Spec::from_text(&text, &self.sets).map_err(|e| Fault::new("recorded", e))?;
+        if let Some(then) = self.expected.trained(step).filter(|then| *then != self.now) {
+            let mut spec = Spec::from_text(&then.0, &self.sets).map_err(|e| Fault::new("recorded", e))?;
+            // A sum's last bits are those of the micro-batches that memory allowed then.
+            if then.1 > 0 && !self.sets.iter().any(|set| set.contains("micro_batch_tokens")) {
+                spec.learn.micro_batch_tokens = then.1 as usize;
+            }
             E::relearn(self.learner.get()?, &spec.learn, spec.steps);
-            self.spec = text;
+            self.now = then;
         }
         self.learner.begin(step, batch)
     }

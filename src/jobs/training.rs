@@ -67,7 +67,7 @@ where
     let Origin { identity, learner, state, start, waiting } = origin;
     let plan = Plan { start, ..spec.plan() };
     let counters = Arc::new(Counters::default());
-    let progress = Progress::new(spec.steps, spec.schedule.max_lag, Arc::clone(&counters));
+    let progress = Progress::new(spec, Arc::clone(&counters));
     let info = FooterInfo {
         spec: spec.to_text(),
         model: identity.model,
@@ -88,7 +88,13 @@ where
         let generator = generates.then(|| engine.generator(&spec.generate, spec.seed, worker)).transpose()?;
         ports.push(Ports {
             prompts: if worker == plan.admitter() { prompts.take() } else { None },
-            generator: generator.map(|generator| Counted::<E> { generator, counters: Arc::clone(&counters), library_ns: 0 }),
+            generator: generator.map(|generator| Counted::<E> {
+                generator,
+                worker,
+                counters: Arc::clone(&counters),
+                library_ns: 0,
+                slots: spec.generate.slots,
+            }),
             scorer: generates.then(|| RuleScorer(reward.clone())),
             estimator: generates.then(|| GroupEstimator::new(&spec.estimate, baseline)),
             learner: if trains { learner.take() } else { None },
@@ -151,6 +157,9 @@ struct Counted<E: Engine> {
     counters: Arc<Counters>,
     /// Of the generator's time in the engine's library, what is counted.
     library_ns: u64,
+    worker: usize,
+    /// That it had when it was last looked at.
+    slots: usize,
 }
 
 impl<E: Engine> Generator for Counted<E> {
@@ -171,6 +180,15 @@ impl<E: Engine> Generator for Counted<E> {
         let library_ns = E::library_ns(&self.generator);
         self.counters.torch_ns.fetch_add(library_ns - self.library_ns, Ordering::Relaxed);
         self.library_ns = library_ns;
+        let slots = E::slots(&self.generator);
+        if slots < self.slots {
+            say(format_args!(
+                "note      out of memory in the generator of worker {}: {slots} slots from now on, not {}; generate.slots = {slots} \
+                 says so from the start",
+                self.worker, self.slots
+            ));
+            self.slots = slots;
+        }
         Ok(ended)
     }
 

@@ -67,6 +67,10 @@ impl Engine for Policy {
         Policy::generator(self, sampling, seed, worker)
     }
 
+    fn slots(generator: &TorchGenerator) -> usize {
+        generator.slots()
+    }
+
     fn library_ns(generator: &TorchGenerator) -> u64 {
         generator.torch_ns()
     }

@@ -19,6 +19,7 @@ pub mod gradient;
 mod keys;
 pub mod layout;
 pub mod learner;
+pub mod memory;
 pub mod micro_batch;
 pub mod model;
 pub mod moments;

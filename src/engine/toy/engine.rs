@@ -113,6 +113,10 @@ impl Engine for ToyEngine {
         Ok(ToyGenerator::new(sampling.clone(), seed))
     }
 
+    fn slots(generator: &ToyGenerator) -> usize {
+        generator.slots()
+    }
+
     fn library_ns(_: &ToyGenerator) -> u64 {
         0
     }

@@ -181,7 +181,8 @@ impl Learner for ToyLearner {
             return Ok(None);
         }
         let metrics = open.tally.metrics(&self.learning);
-        let mut metrics = Metrics { step: open.step, slots: open.slots, ..metrics };
+        let micro_batch_tokens = self.learning.micro_batch_tokens as u64;
+        let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, ..metrics };
         self.update(mem::take(&mut open.gradient), &mut metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }
