@@ -187,6 +187,28 @@ fn type_text(of: &DataType) -> String {
     }
 }
 
+/// `file::name` of a test that is not there.
+fn missing_tests(page: &str) -> Vec<String> {
+    let named = Regex::new(r"`([\w/]+\.rs)::(\w+)`").unwrap();
+    let there = |file: &str, name: &str| {
+        let text = fs::read_to_string(root().join(file)).unwrap_or_default();
+        text.contains(&format!("fn {name}("))
+    };
+    let found = named.captures_iter(page).filter(|found| !there(&found[1], &found[2]));
+    found.map(|found| found[0].to_owned()).collect()
+}
+
+#[test]
+fn hard_cases_have_their_tests() {
+    let page = page("docs/hard-cases.md");
+    for case in 1..=24 {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {case} |")));
+        assert!(row.is_some_and(|row| row.contains("::")), "docs/hard-cases.md: case {case} has no test");
+    }
+    assert_eq!(missing_tests(&page), [""; 0], "docs/hard-cases.md names tests that are not there");
+    assert_eq!(missing_tests("| `tests/docs.rs::no_such_test` | `no/file.rs::page` |").len(), 2);
+}
+
 #[test]
 fn every_column_of_the_log_has_its_row_and_type() {
     let page = page("docs/log.md");

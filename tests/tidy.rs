@@ -279,7 +279,7 @@ fn outside(file: &File) -> Vec<String> {
 }
 
 /// The names that may stand at the root.
-const ROOT: [&str; 20] = [
+const ROOT: [&str; 21] = [
     "Cargo.toml",
     "Cargo.lock",
     "src",
@@ -296,6 +296,7 @@ const ROOT: [&str; 20] = [
     "LICENSE",
     "rustfmt.toml",
     "clippy.toml",
+    "deny.toml",
     ".gitignore",
     ".cargo",
     ".ci",

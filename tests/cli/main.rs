@@ -7,6 +7,7 @@
 mod analyze;
 mod compaction;
 mod disk;
+mod hard_cases;
 mod harness;
 mod prompts;
 mod replay;
