@@ -77,7 +77,7 @@ fn checkpoints_come_when_due_and_the_newest_stay() {
     let dir = workplace();
     let folder = run(&dir);
     let kept = folder.checkpointed_steps().unwrap();
-    assert!(kept.len() == 2 && kept[1] == 30 && kept[0] % 10 == 0, "{kept:?}");
+    assert!(kept.len() == 2 && kept[1] == 30 && kept[0].is_multiple_of(10), "{kept:?}");
     for step in kept {
         let state = State::read(&folder.checkpoint(step)).unwrap();
         let sealed = read_step(&folder.log_file(LogFile::Step(step))).unwrap().footer.metrics.unwrap();
