@@ -167,7 +167,9 @@ fn through_loop() -> Result<f64, Fault> {
             generator.start(Arc::new(Group { number, due: step, size: GROUP, prompt, ..Group::default() }))?;
         }
         let mut batch = generator.step()?;
-        batch.iter_mut().try_for_each(|rollout| Idle.score(rollout))?;
+        for rollout in std::mem::take(&mut batch) {
+            batch.extend(Idle.score(rollout)?);
+        }
         for group in batch.chunks_mut(GROUP as usize) {
             Idle.estimate(group)?;
         }

@@ -1,7 +1,7 @@
 //! What each command does, one file a job, and what they share.
 //!
 //! * jobs: [`run`], [`sft`], [`replay`], [`analyze`];
-//! * shared: [`data`] prompts, [`ports`] of the dataflow, [`training`] the dataflow on its workers, [`eval`] held-out success,
+//! * shared: [`data`] prompts, [`ports`] of the dataflow, [`rewards`], [`training`] the dataflow on its workers, [`eval`] held-out success,
 //!   [`progress`] what is shown meanwhile, [`summary`] at the end, [`signals`];
 //! * of replay: [`recording`] its source, [`verdict`] what it came to.
 
@@ -12,6 +12,7 @@ pub mod ports;
 pub mod progress;
 pub mod recording;
 pub mod replay;
+pub mod rewards;
 pub mod run;
 pub mod sft;
 pub mod signals;

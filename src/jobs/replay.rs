@@ -4,16 +4,17 @@ use crate::engine::torch::device;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
-use crate::jobs::Output;
-use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer};
+use crate::jobs::ports::{Baseline, GroupEstimator};
 use crate::jobs::progress::Steps;
 use crate::jobs::recording::{Expected, Recording};
+use crate::jobs::rewards::RewardScorer;
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
+use crate::jobs::{Output, say};
 use crate::pipeline;
 use crate::spec::{EstimateSpec, Spec, ZeroVariance};
 use crate::store::layout::LogFile;
 use crate::store::{Footer, RunFolder, read_footer};
-use crate::tasks::reward::Reward;
+use crate::tasks::spec::Source;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_operators::dataflow::ReplayPorts;
@@ -80,7 +81,12 @@ pub fn replay(options: &Options) -> Result<()> {
     let steps = options.steps.unwrap_or(recorded).min(recorded);
     // A new place or device of the same model changes nothing by itself; anything else that is set asks "what if".
     let compares = options.sets.iter().all(|set| set.starts_with("model."));
-    let verdict = if compares { Verdict::Check(Check::default()) } else { Verdict::WhatIf(WhatIf::default()) };
+    let rewards = spec.reward.source();
+    if rewards == Source::Outside {
+        say("rewards   as recorded: they came from outside, and nothing is asked again");
+    }
+    let verdict =
+        if compares { Verdict::Check(Check { rewards, ..Check::default() }) } else { Verdict::WhatIf(WhatIf::default()) };
     let (verdict, faults) = train(&folder, &spec, &policy, steps, threads, verdict)?;
     match (verdict.difference(), faults.into_iter().next()) {
         // What was compared until then is no result.
@@ -130,7 +136,7 @@ fn train(
     let learner = policy.learner(&spec.learn, spec.generate.temperature, spec.steps, 0)?;
     let ports = ReplayPorts {
         recorded: Some(recording),
-        scorer: Some(RuleScorer(Reward::new(&spec.reward)?)),
+        scorer: Some(RewardScorer::of_replay(&spec.reward)?),
         // Whatever was trained is trained: what a filter would have kept out is not in the recorded batches' place.
         estimator: Some(GroupEstimator::new(&EstimateSpec { zero_variance: ZeroVariance::Keep, ..spec.estimate }, baseline)),
         learner: Some(learner),

@@ -7,6 +7,7 @@ use crate::engine::torch::policy::Policy;
 use crate::error::{Error, Result};
 use crate::jobs::data::Data;
 use crate::jobs::eval::{Evaluation, Mode, evaluate};
+use crate::jobs::rewards::Rewards;
 use crate::jobs::summary::{Evaluations, Summary};
 use crate::jobs::training::{self, Training};
 use crate::jobs::{Output, print, say, signals};
@@ -15,7 +16,6 @@ use crate::store::layout::RunFolder;
 use crate::store::write_metrics;
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
-use crate::tasks::reward::Reward;
 use tidegate_operators::fault::Halt;
 
 /// Trains as the specification says and reports.
@@ -27,9 +27,9 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
     let mut policy = Policy::load(&spec.model.path, &spec.model.device, head)?;
     fits(&spec.generate, &policy)?;
-    let reward = Reward::new(&spec.reward)?;
+    let rewards = Rewards::start(&spec.reward)?;
     let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &spec.model.path, purpose: Use::Rollouts };
-    let prompts = data.training(spec.seed, &reward)?;
+    let prompts = data.training(spec.seed, rewards.rule())?;
     let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
     let folder = claim(&spec)?;
     spec.output = folder.path().to_owned();
@@ -42,8 +42,8 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
     }
 
     let interrupt = signals::halt_on_signals()?;
-    let before = evaluations("before", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
-    let training = Training { spec: &spec, folder: &folder, reward: &reward, policy: &policy };
+    let before = evaluations("before", &held_out, &policy, &spec, &rewards, &interrupt.halt)?;
+    let training = Training { spec: &spec, folder: &folder, rewards: &rewards, policy: &policy };
     let outcome = training::train(&training, prompts, &interrupt.halt)?;
     if let Some(weights) = &outcome.weights {
         policy.set_weights(weights);
@@ -60,7 +60,7 @@ pub fn run(mut spec: Spec, output: Output) -> Result<()> {
         say(format_args!("{} steps are sealed in {}", outcome.metrics.len(), folder.path().display()));
         return Err(error);
     }
-    let after = evaluations("after", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
+    let after = evaluations("after", &held_out, &policy, &spec, &rewards, &interrupt.halt)?;
     let summary = Summary::new(&spec, &outcome, before, after);
     match output {
         Output::Text => print(summary)?,
@@ -140,7 +140,7 @@ fn evaluations(
     items: &[Item],
     policy: &Policy,
     spec: &Spec,
-    reward: &Reward,
+    rewards: &Rewards,
     halt: &Halt,
 ) -> Result<Option<Evaluations>> {
     if items.is_empty() {
@@ -150,7 +150,7 @@ fn evaluations(
         return Ok(None);
     }
     device::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));
-    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, reward, mode, spec.seed, halt) };
+    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, rewards, mode, spec.seed, halt) };
     let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
     if halt.is_set() {
         return Ok(None);

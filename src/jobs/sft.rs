@@ -12,13 +12,13 @@ use crate::jobs::data::{self, Data};
 use crate::jobs::eval::{self, Mode};
 use crate::jobs::print;
 use crate::jobs::progress::Steps;
+use crate::jobs::rewards::Rewards;
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::spec::{self, EvalSpec};
 use crate::store::layout::temporary;
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
-use crate::tasks::reward::Reward;
 use crate::tasks::source::Prompts;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
@@ -116,6 +116,7 @@ impl SftSpec {
         let mut spec: SftSpec = spec::read(&spec::text_of(path)?, &path.display().to_string(), sets)?;
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         spec::check_learning(&spec.learn)?;
+        spec.reward.check()?;
         if spec.batch_size == 0 || spec.steps == 0 {
             return Err(Error::config(
                 "batch_size, steps",
@@ -137,10 +138,9 @@ impl SftSpec {
 /// A model, data set or device that is not as the spec says; a disk that refuses.
 pub fn sft(spec: &SftSpec) -> Result<()> {
     device::set_threads(spec.threads);
-    let reward = Reward::new(&spec.reward)?;
     let from = if spec.model.path.as_os_str().is_empty() { temporary(&spec.output) } else { spec.model.path.clone() };
     let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &from, purpose: Use::Pairs };
-    let pairs = data.training(spec.seed, &reward)?;
+    let pairs = data.training(spec.seed, None)?;
     let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
     let mut policy = start(spec, &from)?;
     let mut learner = policy.learner(&learning(spec), 1.0, spec.steps, 0)?;
@@ -161,7 +161,8 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
     print(format_args!("trained  {steps} steps of {pairs} pairs in {seconds:.1} s, last loss {:.4}", last.loss))?;
     if !held_out.is_empty() {
         let halt = Halt::default();
-        let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &reward, mode, spec.seed, &halt);
+        let rewards = Rewards::start(&spec.reward)?;
+        let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &rewards, mode, spec.seed, &halt);
         print(eval::table(&[("sampled", &of(Mode::Sampled)?), ("greedy", &of(Mode::Greedy)?)]))?;
     }
     print(format_args!("next     tidegate run SPEC.toml --set model.path={}", spec.output.display()))

@@ -6,12 +6,13 @@ use crate::engine::torch::learner::TorchLearner;
 use crate::engine::torch::policy::Policy;
 use crate::engine::torch::weights::Snapshot;
 use crate::error::Result;
-use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts};
+use crate::jobs::ports::{Baseline, GroupEstimator, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, Shown};
+use crate::jobs::rewards::Rewards;
 use crate::pipeline::{self, WorkerTime};
 use crate::spec::Spec;
 use crate::store::{FooterInfo, ParquetLog, RunFolder};
-use crate::tasks::reward::Reward;
+use crate::tasks::outside::meter::Stats;
 use crate::tasks::source;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -28,7 +29,7 @@ use tidegate_operators::train::{Learner, Trained};
 pub struct Training<'a> {
     pub spec: &'a Spec,
     pub folder: &'a RunFolder,
-    pub reward: &'a Reward,
+    pub rewards: &'a Rewards,
     pub policy: &'a Policy,
 }
 
@@ -45,6 +46,8 @@ pub struct Outcome {
     pub version: Version,
     pub seconds: f64,
     pub generated_tokens: u64,
+    /// Of rewards from outside, the evaluation before included.
+    pub rewards: Option<Stats>,
     /// Shares of wall time spent on the processor outside libtorch;
     /// None where one worker both generates and trains.
     pub learner_outside: Option<f64>,
@@ -56,13 +59,13 @@ pub struct Outcome {
 /// # Errors
 /// Ports that cannot be made; faults of the run are in the outcome.
 pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> Result<Outcome> {
-    let Training { spec, folder, reward, policy } = *training;
+    let Training { spec, folder, rewards, policy } = *training;
     let plan = spec.plan(0);
-    let counters = Arc::new(Counters::default());
+    let counters = Arc::new(Counters { rewards: rewards.meter(), ..Counters::default() });
     let progress = Progress::new(spec.steps, spec.schedule.max_lag, Arc::clone(&counters));
     let newest = Newest::default();
     let learner = policy.learner(&spec.learn, spec.generate.temperature, spec.steps, plan.start)?;
-    let mut learner = Some(Keeping { learner, newest: newest.clone() });
+    let mut learner = Some(Keeping { learner, newest: newest.clone(), counters: Arc::clone(&counters) });
     let info = FooterInfo {
         spec: spec.to_text(),
         model: policy.hash.clone(),
@@ -81,7 +84,7 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
             prompts: if worker == plan.admitter() { prompts.take() } else { None }
                 .map(|prompts| TokenizedPrompts { prompts, tokenizer: policy.tokenizer.clone() }),
             generator: generator.map(|generator| Counted { generator, counters: Arc::clone(&counters), torch_ns: 0 }),
-            scorer: generates.then(|| RuleScorer(reward.clone())),
+            scorer: generates.then(|| rewards.scorer()),
             estimator: generates.then(|| GroupEstimator::new(&spec.estimate, baseline)),
             learner: if worker == plan.learner { learner.take() } else { None },
             log: if worker == plan.learner { log.take() } else { None },
@@ -116,6 +119,7 @@ pub fn train(training: &Training<'_>, prompts: source::Prompts, halt: &Halt) -> 
         version,
         seconds,
         generated_tokens: counters.tokens.load(Ordering::Relaxed),
+        rewards: rewards.meter().map(|meter| meter.stats()),
     })
 }
 
@@ -166,17 +170,21 @@ impl Newest {
 struct Keeping {
     learner: TorchLearner,
     newest: Newest,
+    counters: Arc<Counters>,
 }
 
 impl Learner for Keeping {
     type Weights = Snapshot;
 
     fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
+        self.counters.in_step.store(true, Ordering::Relaxed);
         self.learner.begin(step, batch)
     }
 
     fn work(&mut self) -> Result<Option<Trained>, Fault> {
-        self.learner.work()
+        let trained = self.learner.work()?;
+        self.counters.in_step.store(trained.is_none(), Ordering::Relaxed);
+        Ok(trained)
     }
 
     fn abandon(&mut self) -> Vec<Rollout> {

@@ -8,7 +8,8 @@
 //! | [`generated`] | tasks made here, in a training and a held-out half |
 //! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long; [`example`] what each gives |
 //! | [`prompts`], [`jsonl`], [`template`] | data sets of others: rows, JSON Lines, chat templates |
-//! | [`reward`], [`number`], [`shaping`] | what a completion is worth |
+//! | [`reward`], [`number`], [`shaping`] | what a completion is worth, by rule |
+//! | [`outside`] | what a completion is worth, asked of a program or a server |
 //! | [`draw`], [`shuffle`] | deterministic randomness |
 
 pub mod addition;
@@ -19,6 +20,7 @@ pub mod generated;
 pub mod item;
 pub mod jsonl;
 pub mod number;
+pub mod outside;
 pub mod prompts;
 pub mod reward;
 pub mod shaping;

@@ -8,6 +8,7 @@ mod analyze;
 mod harness;
 mod prompts;
 mod replay;
+mod rewards;
 mod run;
 mod sft;
 mod signals;
