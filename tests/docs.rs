@@ -19,7 +19,7 @@ use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::fit::TooLong;
 use tidegate::tasks::generated::Kind;
-use tidegate::tasks::spec::{DataSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
+use tidegate::tasks::spec::{CommandSpec, DataSpec, HttpSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
 use tidegate_operators::plan::{Order, ShortBatch};
 use tidegate_operators::record::{Metrics, Reason, SealedStep, Status, Stop};
 use tidegate_operators::seal::Log;
@@ -108,8 +108,12 @@ fn every_key_of_a_run_has_its_row_and_default() {
     let reward = |spec| table::<RewardSpec>(&spec);
     let mut every = reward(RewardSpec::Numeric { after: Some("#".to_owned()), tolerance: 1e-6 });
     every.extend(reward(RewardSpec::Regex { pattern: "x".to_owned() }));
-    let defaults =
-        Table::from_iter([("kind", "task".into()), ("tolerance", Value::Float(1e-6))].map(|(k, v)| (k.into(), v)));
+    let command = CommandSpec::new(vec!["x".to_owned()]);
+    let outside = [reward(RewardSpec::Http(HttpSpec::new("http://x"))), reward(RewardSpec::Command(command))];
+    let own = [("kind", "task".into()), ("tolerance", Value::Float(1e-6))].map(|(key, value)| (key.to_owned(), value));
+    let mut defaults: Table = outside.iter().flatten().map(|(key, value)| (key.clone(), value.clone())).chain(own).collect();
+    ["command", "url"].iter().for_each(|required| drop(defaults.remove(*required)));
+    outside.into_iter().for_each(|keys| every.extend(keys));
     found.extend(wrong(&page, "## `[reward]`", &every, &defaults));
     assert!(found.is_empty(), "docs/spec.md\n{}", found.join("\n"));
 }

@@ -9,6 +9,7 @@ use crate::durable::{self, Staged};
 use crate::engine::contract::{Engine, Writer};
 use crate::error::{Error, Result};
 use crate::jobs::lent::{Home, Lent};
+use crate::jobs::progress::Counters;
 use crate::jobs::say;
 use crate::spec::CheckpointSpec;
 use crate::store::ledger::{Ledger, State};
@@ -62,6 +63,7 @@ impl<E: Engine + 'static> Checkpoints<E> {
         state: State,
         learner: E::Learner,
         log: D,
+        counters: &Arc<Counters>,
     ) -> Result<(Self, Watched<E>, Accounted<E, D>)> {
         let (sender, messages) = channel();
         let busy = Arc::new(AtomicBool::new(false));
@@ -71,7 +73,7 @@ impl<E: Engine + 'static> Checkpoints<E> {
         let thread = std::thread::spawn(move || desk.serve(&messages));
         let (lent, home) = Lent::new(learner);
         let due = Due { steps: spec.every_steps, minutes: spec.every_minutes, step: state.step, at: Instant::now() };
-        let learner = Watched { learner: lent, due, busy, sender: sender.clone() };
+        let learner = Watched { learner: lent, due, busy, sender: sender.clone(), counters: Arc::clone(counters) };
         let groups = state.groups.clone();
         let state = Arc::new(Mutex::new(state));
         let log = Accounted { log, groups, sender, state: Arc::clone(&state) };
@@ -198,17 +200,21 @@ pub struct Watched<E: Engine> {
     /// One checkpoint is under way: the next waits for a later step, not the step for it.
     busy: Arc<AtomicBool>,
     sender: Sender<Message<E>>,
+    counters: Arc<Counters>,
 }
 
 impl<E: Engine> Learner for Watched<E> {
     type Weights = E::Weights;
 
     fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
+        self.counters.in_step.store(true, Ordering::Relaxed);
         self.learner.begin(step, batch)
     }
 
     fn work(&mut self) -> Result<Option<Trained>, Fault> {
-        self.learner.work()
+        let trained = self.learner.work()?;
+        self.counters.in_step.store(trained.is_none(), Ordering::Relaxed);
+        Ok(trained)
     }
 
     fn abandon(&mut self) -> Vec<Rollout> {

@@ -2,9 +2,9 @@
 //!
 //! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`];
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`];
-//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`training`] the
-//!   dataflow on its workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the end,
-//!   [`signals`];
+//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`],
+//!   [`training`] the dataflow on its workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
+//!   end, [`signals`];
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
 pub mod analyze;
@@ -22,6 +22,7 @@ pub mod recovery;
 pub mod replay;
 pub mod resume;
 pub mod retrace;
+pub mod rewards;
 pub mod run;
 pub mod sft;
 pub mod signals;

@@ -12,6 +12,7 @@ mod harness;
 mod prompts;
 mod replay;
 mod resume;
+mod rewards;
 mod run;
 mod running;
 mod sft;
