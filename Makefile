@@ -107,6 +107,11 @@ test-cuda: libtorch ## what only a CUDA device can show (needs libtorch with CUD
 	$(CARGO) build --release
 	tests/cuda.sh $${CARGO_TARGET_DIR:-target}/release/tidegate
 
+KILLS ?= 200
+.PHONY: soak
+soak: libtorch ## kill and resume runs KILLS=200 times; what it has done is kept, so it can be broken off
+	TIDEGATE_SOAK_KILLS=$(KILLS) $(CARGO) test --test cli soak -- --nocapture
+
 .PHONY: bench
 bench: libtorch ## measure
 	$(CARGO) bench

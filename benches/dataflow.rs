@@ -17,6 +17,7 @@ use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, Sealed
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::Log;
+use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
 
 const STEPS: u64 = 100;
@@ -28,7 +29,7 @@ const SLOTS: usize = 1024;
 struct Idle;
 
 impl Prompts for Idle {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
+    fn prompt(&mut self, _: u64) -> Result<Option<Prompt>, Fault> {
         Ok(Some(Prompt { tokens: vec![1; 8], ..Prompt::default() }))
     }
 }
@@ -78,9 +79,8 @@ impl Generator for IdleGenerator {
 }
 
 impl Scorer for Idle {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
-        rollout.reward = Some((rollout.sample % 2) as f32);
-        Ok(())
+    fn score(&mut self, rollout: Rollout) -> Result<Option<Rollout>, Fault> {
+        Ok(Some(Rollout { reward: Some((rollout.sample % 2) as f32), ..rollout }))
     }
 }
 
@@ -124,9 +124,8 @@ impl Log for Idle {
 
 fn plan(generators: Vec<usize>, learner: usize) -> Plan {
     Plan {
-        start: 0,
+        start: Start::default(),
         steps: STEPS,
-        admitted: 0,
         batch_groups: BATCH_GROUPS,
         group_size: GROUP,
         schedule: Schedule::Pipeline { max_lag: 4 },
@@ -149,6 +148,7 @@ fn through_dataflow(plan: &Plan, workers: usize) -> f64 {
             estimator: generates.then_some(Idle),
             learner: learns.then(IdleLearner::default),
             log: learns.then_some(Idle),
+            waiting: Vec::new(),
         }
     });
     let started = Instant::now();
@@ -164,11 +164,13 @@ fn through_loop() -> Result<f64, Fault> {
     for step in 1..=STEPS {
         generator.load(step - 1, ())?;
         for number in 0..BATCH_GROUPS {
-            let prompt = Prompts::next(&mut Idle)?.unwrap_or_default();
+            let prompt = Idle.prompt(number)?.unwrap_or_default();
             generator.start(Arc::new(Group { number, due: step, size: GROUP, prompt, ..Group::default() }))?;
         }
-        let mut batch = generator.step()?;
-        batch.iter_mut().try_for_each(|rollout| Idle.score(rollout))?;
+        let mut batch = Vec::new();
+        for rollout in generator.step()? {
+            batch.extend(Idle.score(rollout)?);
+        }
         for group in batch.chunks_mut(GROUP as usize) {
             Idle.estimate(group)?;
         }

@@ -16,11 +16,12 @@ use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 
 /// Where prompts come from.
 pub trait Prompts {
-    /// The next prompt, or None when there are no more.
+    /// The prompt of group `number`, or None when there are no more: the same whenever it is asked, so that a run that goes on
+    /// has the prompts that it would have had.
     ///
     /// # Errors
     /// A prompt that cannot be read.
-    fn next(&mut self) -> Result<Option<Prompt>, Fault>;
+    fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault>;
 }
 
 /// What the operators after `admit` tell it.
@@ -35,8 +36,8 @@ pub enum Feedback {
 /// The end of admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// How many groups were admitted, those of the runs before included.
-    pub admitted: u64,
+    /// How many groups there are since the run's start: those that waited then, and those admitted.
+    pub groups: u64,
 }
 
 /// Outputs of [`admit`].
@@ -106,7 +107,7 @@ pub fn admit<'scope, P: Prompts + 'static>(
                     if let Some(state) = over
                         && let Some(capability) = capabilities.get(1)
                     {
-                        end_out.activate().session(capability).give(End { admitted: state.admission.number() });
+                        end_out.activate().session(capability).give(End { groups: state.admission.groups() });
                     }
                     admit = None;
                     capabilities.clear();
@@ -148,7 +149,7 @@ impl<P: Prompts> Admit<P> {
     fn new(prompts: P, plan: &Plan) -> Self {
         Admit {
             prompts,
-            admission: Admission::new(plan.schedule, plan.start, plan.steps, plan.batch_groups, plan.admitted),
+            admission: Admission::new(plan.schedule, plan.start.clone(), plan.steps, plan.batch_groups),
             generating: plan.generators.iter().map(|worker| (*worker, 0)).collect(),
             slots: plan.slots,
             size: plan.group_size,
@@ -165,7 +166,7 @@ impl<P: Prompts> Admit<P> {
         let freest =
             self.generating.iter_mut().min_by_key(|(_, running)| *running).filter(|(_, running)| *running < self.slots);
         let Some((generator, running)) = freest.filter(|_| self.admission.open()) else { return Ok(None) };
-        let Some(prompt) = guarded("admit", || self.prompts.next())? else {
+        let Some(prompt) = guarded("admit", || self.prompts.prompt(self.admission.next()))? else {
             self.admission.end();
             return Ok(None);
         };

@@ -6,15 +6,16 @@ use crate::estimate::{Estimator, estimate};
 use crate::fault::{Fault, Halt};
 use crate::generate::{Generator, generate};
 use crate::plan::Plan;
-use crate::record::{Metrics, Step, Weights};
+use crate::record::{Estimated, Metrics, Step, Weights};
 use crate::recorded::{Recorded, recorded};
 use crate::score::{Scorer, score};
 use crate::seal::{Log, Sealed, seal};
 use crate::train::{Learner, Mode, train};
+use crate::waiting::waiting;
 use timely::ExchangeData;
 use timely::dataflow::operators::probe::Handle;
 use timely::dataflow::operators::vec::Map;
-use timely::dataflow::operators::{Concatenate, ConnectLoop, Exchange, Feedback as _, Inspect, Probe};
+use timely::dataflow::operators::{Concat, Concatenate, ConnectLoop, Exchange, Feedback as _, Inspect, Probe};
 use timely::dataflow::{Scope, StreamVec};
 
 /// What one worker has of the world. A worker needs only what the plan has it do: `prompts` to admit, `generator`, `scorer`
@@ -26,6 +27,8 @@ pub struct Ports<P, G, S, E, L, D> {
     pub estimator: Option<E>,
     pub learner: Option<L>,
     pub log: Option<D>,
+    /// To train: the groups that wait at the run's start.
+    pub waiting: Vec<Estimated>,
 }
 
 /// What one worker has of the world in a replay, all on the plan's learner.
@@ -65,10 +68,10 @@ pub struct Probes {
 /// # use std::sync::{Arc, Mutex};
 /// # use tidegate_operators::{admit::Prompts, census::Census, dataflow::{Ports, dataflow}, estimate::Estimator};
 /// # use tidegate_operators::{fault::{Fault, Halt}, generate::Generator, plan::{Order, Plan, ShortBatch}, record::*};
-/// # use tidegate_operators::{schedule::Schedule, score::Scorer, seal::Log, train::{Learner, Trained}};
+/// # use tidegate_operators::{schedule::Schedule, score::Scorer, seal::Log, start::Start, train::{Learner, Trained}};
 /// # struct Endless;
 /// # impl Prompts for Endless {
-/// #     fn next(&mut self) -> Result<Option<Prompt>, Fault> { Ok(Some(Prompt::default())) }
+/// #     fn prompt(&mut self, _: u64) -> Result<Option<Prompt>, Fault> { Ok(Some(Prompt::default())) }
 /// # }
 /// # #[derive(Default)]
 /// # struct Engine { version: Version, rollouts: Vec<Rollout>, batch: Vec<Rollout> }
@@ -84,7 +87,9 @@ pub struct Probes {
 /// #     fn running(&self) -> usize { self.rollouts.len() }
 /// # }
 /// # impl Scorer for Engine {
-/// #     fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> { rollout.reward = Some(1.0); Ok(()) }
+/// #     fn score(&mut self, rollout: Rollout) -> Result<Option<Rollout>, Fault> {
+/// #         Ok(Some(Rollout { reward: Some(1.0), ..rollout }))
+/// #     }
 /// # }
 /// # impl Estimator for Engine {
 /// #     fn estimate(&mut self, _: &mut [Rollout]) -> Result<Option<Reason>, Fault> { Ok(None) }
@@ -102,9 +107,8 @@ pub struct Probes {
 /// #     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> { self.0.lock().unwrap().push(step); Ok(()) }
 /// # }
 /// let plan = Plan {
-///     start: 0,
+///     start: Start::default(),
 ///     steps: 3,
-///     admitted: 0,
 ///     batch_groups: 2,
 ///     group_size: 1,
 ///     schedule: Schedule::Pipeline { max_lag: 1 },
@@ -124,6 +128,7 @@ pub struct Probes {
 ///         estimator: Some(Engine::default()),
 ///         learner: Some(Engine::default()),
 ///         log: Some(Steps(steps)),
+///         waiting: Vec::new(),
 ///     };
 ///     worker.dataflow(|scope| dataflow(scope, &plan, ports, &Halt::default(), &Census::new(), |_notice| {}));
 /// });
@@ -145,11 +150,12 @@ where
     S: Scorer + 'static,
     E: Estimator + 'static,
     L: Learner<Weights = W> + 'static,
-    D: Log + 'static,
+    D: Log + Send + 'static,
 {
     check(scope, plan, halt, &observe);
     let (weights_loop, weights) = scope.feedback::<Vec<Weights<W>>>(0);
     let (feedback_loop, feedback) = scope.feedback::<Vec<Feedback>>(0);
+    let (sealed_loop, durable) = scope.feedback::<Vec<Sealed>>(0);
     let versions = weights.clone().map(|weights| weights.version);
 
     let admitted = admit(versions, feedback, plan, ports.prompts, halt);
@@ -157,9 +163,13 @@ where
     let scored = score(generated.rollouts, ports.scorer, halt);
     let estimated = estimate(scored.rollouts, ports.estimator, halt);
     let mode = Mode::Run { bound: plan.schedule.bound() };
-    let trained = train(estimated.groups, admitted.end, plan, mode, ports.learner, halt);
+    let returned = waiting(scope, plan, ports.waiting, halt);
+    let under_way = admitted.groups.concat(returned.groups.clone().map(|estimated| estimated.group));
+    let arriving = estimated.groups.concat(returned.groups);
+    let trained = train(arriving, admitted.end, durable, plan, mode, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
-    let miscounts = census(admitted.groups, trained.moved, counts, halt);
+    sealed.steps.clone().connect_loop(sealed_loop);
+    let miscounts = census(under_way, trained.moved, counts, halt);
 
     let (weights_probe, weights) = trained.weights.probe();
     deliver(weights, &plan.generators).connect_loop(weights_loop);
@@ -167,7 +177,7 @@ where
 
     let faults =
         [admitted.faults, generated.faults, scored.faults, estimated.faults, trained.faults, sealed.faults, miscounts];
-    report(scope.concatenate(faults), observe.clone());
+    report(scope.concatenate(faults).concat(returned.faults), observe.clone());
     Probes { weights: weights_probe, sealed: news(sealed.steps, observe) }
 }
 
@@ -186,15 +196,15 @@ where
     S: Scorer + 'static,
     E: Estimator + 'static,
     L: Learner<Weights = W> + 'static,
-    D: Log + 'static,
+    D: Log + Send + 'static,
 {
     check(scope, plan, halt, &observe);
-    let (sealed_loop, sealed) = scope.feedback::<Vec<Sealed>>(0);
+    let (sealed_loop, durable) = scope.feedback::<Vec<Sealed>>(0);
 
-    let recordings = recorded(sealed, plan, ports.recorded, halt);
+    let recordings = recorded(durable.clone(), plan, ports.recorded, halt);
     let scored = score(recordings.rollouts, ports.scorer, halt);
     let estimated = estimate(scored.rollouts, ports.estimator, halt);
-    let trained = train(estimated.groups, recordings.end, plan, Mode::Replay, ports.learner, halt);
+    let trained = train(estimated.groups, recordings.end, durable, plan, Mode::Replay, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
     sealed.steps.clone().connect_loop(sealed_loop);
 

@@ -7,7 +7,8 @@
 //!
 //! # State
 //! * `Admission`: `v`, the newest version it has *seen* (views may be late and may skip); `live`, groups admitted and not
-//!   returned, starting at c\*B; and the capability, a promise to admit nothing with an earlier due.
+//!   returned, starting at c\*B and those that [wait](crate::start) since before; and the capability, a promise to admit
+//!   nothing with an earlier due.
 //! * Every group carries `due` and `earlier`: how many groups were admitted with a smaller due, counting c\*B for those of
 //!   the runs before. `earlier` is the same for all groups of one due.
 //! * Every generator: `u`, the version of the weights it samples with.
@@ -71,11 +72,12 @@
 
 use crate::record::{Step, Version};
 use crate::schedule::Schedule;
+use crate::start::Start;
 
 /// What [`Admission::admit`] gives a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Admission number, without gaps over the whole run.
+    /// Number in the order of first admission, without gaps over the whole run.
     pub number: u64,
     /// The last step that may train the group.
     pub due: Step,
@@ -90,9 +92,10 @@ pub struct Header {
 /// ```
 /// use tidegate_operators::lag::Admission;
 /// use tidegate_operators::schedule::Schedule;
+/// use tidegate_operators::start::Start;
 ///
 /// // On policy, one group a step: the second group waits for version 1.
-/// let mut admission = Admission::new(Schedule::Pipeline { max_lag: 0 }, 0, 3, 1, 0);
+/// let mut admission = Admission::new(Schedule::Pipeline { max_lag: 0 }, Start::default(), 3, 1);
 /// assert_eq!(admission.admit().map(|header| header.due), Some(1));
 /// assert_eq!(admission.admit(), None);
 /// admission.see(1);
@@ -105,27 +108,27 @@ pub struct Admission {
     batch_groups: u64,
     version: Version,
     live: u64,
-    /// Admitted over all time, c*B for the runs before.
-    total: u64,
-    /// `total` when the current due began.
+    start: Start,
+    /// Admitted since the start.
+    admitted: u64,
+    /// Admitted with a smaller due than the current one, over all time.
     earlier: u64,
-    number: u64,
     ended: bool,
 }
 
 impl Admission {
-    /// An admission that has seen version `start` of a run of `steps` steps with `batch_groups` groups each; `number` is the
-    /// number of its first group.
-    pub fn new(schedule: Schedule, start: Version, steps: Step, batch_groups: u64, number: u64) -> Self {
-        let total = start * batch_groups;
-        Admission { schedule, steps, batch_groups, version: start, live: total, total, earlier: total, number, ended: false }
+    /// An admission at the start of a run of `steps` steps with `batch_groups` groups each.
+    pub fn new(schedule: Schedule, start: Start, steps: Step, batch_groups: u64) -> Self {
+        let version = start.version;
+        let (live, earlier) = (start.live(batch_groups), start.earlier(schedule.due(version), batch_groups));
+        Admission { schedule, steps, batch_groups, version, live, start, admitted: 0, earlier, ended: false }
     }
 
     /// A version was published. Older ones than the newest seen change nothing.
     pub fn see(&mut self, version: Version) {
         if version > self.version {
             self.version = version;
-            self.earlier = self.total;
+            self.earlier = self.start.live(self.batch_groups) + self.admitted;
         }
     }
 
@@ -142,10 +145,9 @@ impl Admission {
     /// Admits one group, if the budget allows.
     pub fn admit(&mut self) -> Option<Header> {
         let due = self.cap().filter(|_| self.open())?;
-        let header = Header { number: self.number, due, earlier: self.earlier, oldest: self.schedule.oldest(due) };
+        let header = Header { number: self.next(), due, earlier: self.earlier, oldest: self.schedule.oldest(due) };
         self.live += 1;
-        self.total += 1;
-        self.number += 1;
+        self.admitted += 1;
         Some(header)
     }
 
@@ -159,8 +161,13 @@ impl Admission {
         self.ended = true;
     }
 
-    /// The number of the next group: how many were admitted, those of the runs before included.
-    pub fn number(&self) -> u64 {
-        self.number
+    /// The number of the next group.
+    pub fn next(&self) -> u64 {
+        self.start.number(self.admitted)
+    }
+
+    /// How many groups there are since the start: those that waited then, and those admitted.
+    pub fn groups(&self) -> u64 {
+        self.start.waiting.len() as u64 + self.admitted
     }
 }

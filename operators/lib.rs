@@ -8,7 +8,7 @@
 //!              +---------------- feedback ---------------+   version frontier = steps done
 //! ```
 //!
-//! Floor 0 ([`record`], [`fault`], [`plan`], [`schedule`], [`lag`], [`select`], [`batch`]) knows nothing of timely; the
+//! Floor 0 ([`record`], [`fault`], [`plan`], [`schedule`], [`lag`], [`select`], [`start`], [`batch`]) knows nothing of timely; the
 //! operators know nothing of each other beyond the records they pass on; [`dataflow`](dataflow::dataflow) wires them.
 
 pub mod batch;
@@ -18,6 +18,7 @@ pub mod plan;
 pub mod record;
 pub mod schedule;
 pub mod select;
+pub mod start;
 
 mod alarm;
 pub mod waker;
@@ -30,5 +31,6 @@ pub mod recorded;
 pub mod score;
 pub mod seal;
 pub mod train;
+pub mod waiting;
 
 pub mod dataflow;

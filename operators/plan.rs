@@ -1,7 +1,8 @@
 //! The plan of a run: its size, its schedule, and which worker does what (floor 0).
 
-use crate::record::{Step, Version};
+use crate::record::Step;
 use crate::schedule::Schedule;
+use crate::start::Start;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -30,12 +31,10 @@ pub enum ShortBatch {
 /// The plan of a run. Every worker must have the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The version that the run starts from: 0, or the last sealed step of the run that it resumes.
-    pub start: Version,
-    /// The run's last step; steps `start + 1 ..= steps` are taken.
+    /// Where the run starts, or goes on.
+    pub start: Start,
+    /// The run's last step; steps `start.version + 1 ..= steps` are taken.
     pub steps: Step,
-    /// Groups admitted in the runs that this one resumes: the admission number of the first group.
-    pub admitted: u64,
     /// Groups that one step trains, B.
     pub batch_groups: u64,
     /// Rollouts of one group.
@@ -80,8 +79,9 @@ impl Plan {
     /// Names the first field that is wrong.
     pub fn validate(&self, peers: usize) -> Result<(), PlanError> {
         let wrong = |key, value: String, reason: String| Err(PlanError { key, value, reason });
-        if self.steps <= self.start {
-            return wrong("steps", self.steps.to_string(), format!("must be above the {} steps already done", self.start));
+        if self.steps <= self.start.version {
+            let done = format!("must be above the {} steps already done", self.start.version);
+            return wrong("steps", self.steps.to_string(), done);
         }
         if self.batch_groups == 0 {
             return wrong("batch_groups", "0".to_owned(), "a step needs at least one group".to_owned());
@@ -107,6 +107,9 @@ impl Plan {
             let reason = format!("must hold one whole group, group_size = {}", self.group_size);
             return wrong("slots", self.slots.to_string(), reason);
         }
+        if let Some(reason) = self.start.wrong(self.schedule, self.steps, self.batch_groups) {
+            return wrong("start", format!("version {}", self.start.version), reason);
+        }
         Ok(())
     }
 }
@@ -117,9 +120,8 @@ mod tests {
 
     fn plan() -> Plan {
         Plan {
-            start: 0,
+            start: Start::default(),
             steps: 4,
-            admitted: 0,
             batch_groups: 2,
             group_size: 4,
             schedule: Schedule::Pipeline { max_lag: 1 },
@@ -143,7 +145,7 @@ mod tests {
     fn errors_name_the_field() {
         assert_eq!(plan().validate(2), Ok(()));
         assert_eq!(key(|p| p.steps = 0), "steps");
-        assert_eq!(key(|p| p.start = 4), "steps");
+        assert_eq!(key(|p| p.start.version = 4), "steps");
         assert_eq!(key(|p| p.batch_groups = 0), "batch_groups");
         assert_eq!(key(|p| p.group_size = 0), "group_size");
         assert_eq!(key(|p| p.learner = 2), "learner");
@@ -151,6 +153,7 @@ mod tests {
         assert_eq!(key(|p| p.generators.push(2)), "generators");
         assert_eq!(key(|p| p.generators.push(0)), "generators");
         assert_eq!(key(|p| p.slots = 3), "slots");
+        assert_eq!(key(|p| p.start.again.push(1)), "start");
         let text = plan().validate(1).unwrap_err().to_string();
         assert_eq!(text, "learner = 1: workers are 0..=0");
     }

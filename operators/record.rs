@@ -208,8 +208,10 @@ pub struct Metrics {
     /// Rollouts that had a gradient; tokens that had one.
     pub rollouts: u64,
     pub tokens: u64,
-    /// Token slots the learner computed, padding and prompts included.
+    /// Token slots the learner computed, padding and prompts included; the most it computed at once, as it was told or as
+    /// memory allowed (0 in logs that do not say).
     pub slots: u64,
+    pub micro_batch_tokens: u64,
     /// The total that was minimised, and its parts (aggregated over the batch as the spec says).
     pub loss: f64,
     pub policy_loss: f64,
@@ -238,12 +240,13 @@ pub struct Metrics {
     /// Of trained tokens, in steps.
     pub lag_mean: f64,
     pub lag_max: u64,
-    /// Nanoseconds of the learner's worker: in the learner; waiting for a group that the rule forces; waiting for any group.
+    /// Nanoseconds of the learner's worker: in the learner; waiting for a group that the rule forces, for any group, for the log.
     pub train_ns: u64,
     /// Nanoseconds on the processor inside the engine's tensor library.
     pub torch_ns: u64,
     pub wait_forced_ns: u64,
     pub wait_any_ns: u64,
+    pub wait_log_ns: u64,
     /// When the step ended.
     pub finished_ns: i64,
     /// Hash of every tensor after the step (name, first 16 hexadecimal digits of BLAKE3 over its little-endian bytes).

@@ -6,7 +6,7 @@ use crate::alarm::{Alarm, UNCONNECTED, Wake, output};
 use crate::fault::{Fault, Halt, guarded};
 use crate::plan::Plan;
 use crate::record::{Rollout, Status, Step};
-use crate::seal::Sealed;
+use crate::seal::{AHEAD, Sealed};
 use std::sync::Arc;
 use timely::dataflow::StreamVec;
 use timely::dataflow::channels::pact::Pipeline;
@@ -28,11 +28,8 @@ pub struct Recordings<'scope> {
     pub faults: StreamVec<'scope, Step, Fault>,
 }
 
-/// How many steps beyond the last sealed one are read.
-const AHEAD: Step = 2;
-
 /// Emits, on the learner's worker, the groups of the k-th batch at time k: under the lag rule with `max_lag` 0 each step then
-/// trains exactly its recorded batch. One group an activation, and at most two steps ahead of the log.
+/// trains exactly its recorded batch. One group an activation, and at most [`AHEAD`] steps beyond the log.
 pub fn recorded<'scope, R: Recorded + 'static>(
     sealed: StreamVec<'scope, Step, Sealed>,
     plan: &Plan,
@@ -55,7 +52,7 @@ pub fn recorded<'scope, R: Recorded + 'static>(
         let missing = || Fault::new("recorded", format!("worker {} trains, but was given no recorded groups", plan.learner));
         let mut missing = (here && source.is_none()).then(missing);
         let mut source = source.filter(|_| here);
-        let (mut done, mut groups) = (plan.start, 0);
+        let (mut done, mut groups) = (plan.start.version, 0);
         move |_frontiers| {
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
             sealed.for_each(|_, data| done = data.drain(..).map(|sealed| sealed.step).fold(done, Step::max));
@@ -65,7 +62,7 @@ pub fn recorded<'scope, R: Recorded + 'static>(
                 alarm.rest();
                 return;
             };
-            let due = plan.start + 1 + groups / plan.batch_groups;
+            let due = plan.start.version + 1 + groups / plan.batch_groups;
             capabilities[0].downgrade(&due);
             if due > done + AHEAD && due <= plan.steps {
                 wake.soon();
@@ -78,8 +75,7 @@ pub fn recorded<'scope, R: Recorded + 'static>(
                     rollouts_out.activate().session(&capabilities[0]).give_iterator(group.into_iter());
                 }
                 Some(None) => {
-                    let admitted = plan.admitted + groups;
-                    end_out.activate().session(&capabilities[1]).give(End { admitted });
+                    end_out.activate().session(&capabilities[1]).give(End { groups });
                     source = None;
                 }
                 None => source = None,

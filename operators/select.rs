@@ -6,6 +6,7 @@
 
 use crate::plan::Order;
 use crate::record::Step;
+use crate::start::Start;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::fmt;
@@ -68,9 +69,10 @@ struct Tally {
 /// ```
 /// use tidegate_operators::plan::Order;
 /// use tidegate_operators::select::{Choice, Selector, Wait};
+/// use tidegate_operators::start::Start;
 ///
 /// // One group a step. Group 1 is due at step 2 and came first, but group 0 is due at step 1 and still on its way.
-/// let mut selector = Selector::new(0, 2, 1, 0, Order::Arrival);
+/// let mut selector = Selector::new(Start::default(), 2, 1, Order::Arrival);
 /// selector.arrive(2, 1, 1, "group 1").unwrap();
 /// assert_eq!(selector.choose(), Choice::Wait(Wait::Forced));
 /// selector.arrive(1, 0, 0, "group 0").unwrap();
@@ -90,29 +92,29 @@ pub struct Selector<G> {
     /// None once the input is empty.
     frontier: Option<Step>,
     waiting: u64,
-    /// Groups seen, and the number of the first.
+    start: Start,
+    /// Groups seen.
     seen: u64,
-    first: u64,
     ended: Option<u64>,
     queue: Queue<G>,
 }
 
 impl<G> Selector<G> {
-    /// A selector whose next step is `start + 1`, of `steps`; `first` is the admission number of the first group.
-    pub fn new(start: Step, steps: Step, batch_groups: u64, first: u64, order: Order) -> Self {
+    /// A selector at the start of a run of `steps` steps. The groups that waited then arrive as all others do.
+    pub fn new(start: Start, steps: Step, batch_groups: u64, order: Order) -> Self {
         Selector {
             steps,
             batch_groups,
-            next: start + 1,
-            past_trained: start * batch_groups,
+            next: start.version + 1,
+            past_trained: start.version * batch_groups,
             past_discarded: 0,
             window: VecDeque::new(),
             frontier: Some(0),
             waiting: 0,
+            start,
             seen: 0,
-            first,
             ended: None,
-            queue: Queue::new(order, first),
+            queue: Queue::new(order),
         }
     }
 
@@ -128,7 +130,7 @@ impl<G> Selector<G> {
     pub fn arrive(&mut self, due: Step, earlier: u64, number: u64, group: G) -> Result<(), Breach> {
         self.tally(due, earlier, number)?.waiting += 1;
         self.waiting += 1;
-        self.queue.arrive(due, number, group);
+        self.queue.arrive(due, self.start.place(due, number), group);
         Ok(())
     }
 
@@ -138,7 +140,7 @@ impl<G> Selector<G> {
     /// A group that an admission under the rule cannot have sent.
     pub fn discard(&mut self, due: Step, earlier: u64, number: u64) -> Result<(), Breach> {
         self.tally(due, earlier, number)?.discarded += 1;
-        self.queue.discard(number);
+        self.queue.discard(self.start.place(due, number));
         Ok(())
     }
 
@@ -162,9 +164,9 @@ impl<G> Selector<G> {
         self.frontier = frontier;
     }
 
-    /// The admission ended; it has admitted the groups below `number`.
-    pub fn ended(&mut self, number: u64) {
-        self.ended = Some(number - self.first);
+    /// The admission ended; there are `groups` groups since the start, those that waited then included.
+    pub fn ended(&mut self, groups: u64) {
+        self.ended = Some(groups);
     }
 
     /// The groups of step [`next_step`](Selector::next_step), which is done with the call as far as the selector is
@@ -175,7 +177,7 @@ impl<G> Selector<G> {
         }
         let forced = match &self.queue {
             Queue::Arrival { .. } => self.forced(),
-            // The next B by number meet every need that can be met: dues rise with the number.
+            // The next B in order of admission meet every need that can be met: dues rise with the place.
             Queue::Admission { ready, .. } => (ready.len() as u64 >= self.batch_groups).then(Vec::new),
         };
         let Some(forced) = forced else { return Choice::Wait(Wait::Forced) };
@@ -278,37 +280,37 @@ impl<G> Selector<G> {
 enum Queue<G> {
     /// By due, each in order of arrival, with how many arrived before over all dues.
     Arrival { arrived: u64, by_due: HashMap<Step, VecDeque<(u64, G)>> },
-    /// `ready` are the groups just below number `next`, in order; `ahead` those above a gap, `discarded` likewise.
+    /// By place. `ready` are the groups just below `next`, in order; `ahead` those above a gap, `discarded` likewise.
     Admission { next: u64, ready: VecDeque<(Step, G)>, ahead: HashMap<u64, (Step, G)>, discarded: BTreeSet<u64> },
 }
 
 impl<G> Queue<G> {
-    fn new(order: Order, first: u64) -> Self {
+    fn new(order: Order) -> Self {
         match order {
             Order::Arrival => Queue::Arrival { arrived: 0, by_due: HashMap::new() },
             Order::Admission => {
                 let (ready, ahead, discarded) = (VecDeque::new(), HashMap::new(), BTreeSet::new());
-                Queue::Admission { next: first, ready, ahead, discarded }
+                Queue::Admission { next: 0, ready, ahead, discarded }
             }
         }
     }
 
-    fn arrive(&mut self, due: Step, number: u64, group: G) {
+    fn arrive(&mut self, due: Step, place: u64, group: G) {
         match self {
             Queue::Arrival { arrived, by_due } => {
                 by_due.entry(due).or_default().push_back((*arrived, group));
                 *arrived += 1;
             }
             Queue::Admission { ahead, .. } => {
-                ahead.insert(number, (due, group));
+                ahead.insert(place, (due, group));
                 self.close_gap();
             }
         }
     }
 
-    fn discard(&mut self, number: u64) {
+    fn discard(&mut self, place: u64) {
         if let Queue::Admission { discarded, .. } = self {
-            discarded.insert(number);
+            discarded.insert(place);
             self.close_gap();
         }
     }
@@ -329,7 +331,7 @@ impl<G> Queue<G> {
     fn close_all(&mut self) {
         if let Queue::Admission { ready, ahead, .. } = self {
             let mut rest: Vec<_> = ahead.drain().collect();
-            rest.sort_unstable_by_key(|(number, _)| *number);
+            rest.sort_unstable_by_key(|(place, _)| *place);
             ready.extend(rest.into_iter().map(|(_, group)| group));
         }
     }

@@ -10,12 +10,13 @@ use crate::batch;
 use crate::fault::{Fault, Halt, guarded};
 use crate::plan::{Order, Plan, ShortBatch};
 use crate::record::{Estimated, Metrics, Reason, Rollout, SealedStep, Step, Version, Weights, now_ns};
+use crate::seal::{AHEAD, Sealed};
 use crate::select::{Choice, Selector, Wait};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use timely::dataflow::StreamVec;
-use timely::dataflow::channels::pact::Exchange;
+use timely::dataflow::channels::pact::{Exchange, Pipeline};
 use timely::dataflow::operators::Capability;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 
@@ -95,13 +96,14 @@ pub struct Trains<'scope, W: 'static> {
     pub faults: StreamVec<'scope, Step, Fault>,
 }
 
-/// Trains on the plan's learner: one piece of a step an activation.
+/// Trains on the plan's learner: one piece of a step an activation, and at most [`AHEAD`] steps beyond the last `sealed`.
 ///
 /// After a halt no step starts; one that has begun is finished. Groups that still wait then go to the log as they are, in a
 /// step without metrics.
 pub fn train<'scope, L: Learner + 'static>(
     groups: StreamVec<'scope, Step, Estimated>,
     end: StreamVec<'scope, Step, End>,
+    sealed: StreamVec<'scope, Step, Sealed>,
     plan: &Plan,
     mode: Mode,
     learner: Option<L>,
@@ -117,8 +119,9 @@ pub fn train<'scope, L: Learner + 'static>(
     let (faults_out, faults) = output(&mut builder);
     let mut groups = builder.new_input_connection(groups, Exchange::new(move |_: &Estimated| worker), to(0));
     let mut end = builder.new_input_connection(end, Exchange::new(move |_: &End| worker), UNCONNECTED);
+    let mut sealed = builder.new_input_connection(sealed, Pipeline, UNCONNECTED);
 
-    let wake = Wake::new(scope, builder.operator_info().address);
+    let mut wake = Wake::new(scope, builder.operator_info().address);
     let here = plan.learner == scope.index();
     let plan = plan.clone();
     let halt = halt.clone();
@@ -138,7 +141,11 @@ pub fn train<'scope, L: Learner + 'static>(
             });
             end.for_each(|_, data| {
                 let Some(state) = &mut train else { return };
-                data.drain(..).for_each(|end| state.selector.ended(end.admitted));
+                data.drain(..).for_each(|end| state.selector.ended(end.groups));
+            });
+            sealed.for_each(|_, data| {
+                let Some(state) = &mut train else { return };
+                state.sealed = data.drain(..).map(|sealed| sealed.step).fold(state.sealed, Step::max);
             });
             if let Some(state) = &mut train {
                 state.selector.frontier(first(&frontiers[0]));
@@ -146,6 +153,8 @@ pub fn train<'scope, L: Learner + 'static>(
                 let cut = frontiers[0].is_empty() && (frontiers[1].is_empty() || alarm.halted());
                 match next {
                     Next::Work => wake.now(),
+                    // A halt may come meanwhile, and the log may have no more to say.
+                    Next::WaitForLog => wake.soon(),
                     Next::Wait if !cut => {}
                     Next::Wait | Next::Done => {
                         state.tail();
@@ -181,6 +190,8 @@ struct Outputs<W: 'static> {
 enum Next {
     Work,
     Wait,
+    /// The log is too far behind, whatever has arrived.
+    WaitForLog,
     Done,
 }
 
@@ -198,6 +209,8 @@ struct Train<L: Learner> {
     /// Groups with their due.
     selector: Selector<(Step, Estimated)>,
     published: Option<Version>,
+    /// The last durable step.
+    sealed: Step,
     open: Option<Open>,
     /// By due: its capability, and how many of its groups are here and neither trained nor discarded.
     here: BTreeMap<Step, (Capability<Step>, u64)>,
@@ -214,13 +227,14 @@ impl<L: Learner> Train<L> {
             learner,
             mode,
             outputs,
-            selector: Selector::new(plan.start, plan.steps, plan.batch_groups, plan.admitted, order),
-            plan,
+            selector: Selector::new(plan.start.clone(), plan.steps, plan.batch_groups, order),
+            sealed: plan.start.version,
             published: None,
             open: None,
             here: BTreeMap::new(),
             discarded: Vec::new(),
-            clock: Clock::new(),
+            clock: Clock::new(plan.start.finished_ns),
+            plan,
         }
     }
 
@@ -260,11 +274,14 @@ impl<L: Learner> Train<L> {
     fn quantum(&mut self, alarm: &mut Alarm) -> Next {
         let Some(mut learner) = self.learner.take() else { return Next::Wait };
         let next = if self.published.is_none() {
-            self.publish(&mut learner, self.plan.start).map(|()| Next::Work)
+            self.publish(&mut learner, self.plan.start.version).map(|()| Next::Work)
         } else if self.open.is_some() {
             self.work(&mut learner).map(|()| Next::Work)
         } else if alarm.halted() {
             Ok(Next::Wait)
+        } else if (self.sealed + AHEAD + 1..=self.plan.steps).contains(&self.selector.next_step()) {
+            self.clock.wait(Cause::Log);
+            Ok(Next::WaitForLog)
         } else {
             self.choose(&mut learner)
         };
@@ -297,7 +314,7 @@ impl<L: Learner> Train<L> {
         let step = self.selector.next_step();
         let groups = match self.selector.choose() {
             Choice::Wait(wait) => {
-                self.clock.wait(wait);
+                self.clock.wait(Cause::Groups(wait));
                 return Ok(Next::Wait);
             }
             Choice::Done => return Ok(Next::Done),
@@ -359,29 +376,40 @@ impl<L: Learner> Train<L> {
     fn tail(&mut self) {
         let waiting = self.selector.drain();
         self.discarded.extend(waiting.into_iter().flat_map(|(_, estimated)| estimated.rollouts));
-        let next = self.outputs.own.steps.time().max(&(self.plan.start + 1)).to_owned();
+        let next = self.outputs.own.steps.time().max(&(self.plan.start.version + 1)).to_owned();
         if !self.discarded.is_empty() {
             self.seal(next, Vec::new(), None);
         }
     }
 }
 
+/// What the learner's worker waits for.
+#[derive(Clone, Copy)]
+enum Cause {
+    Groups(Wait),
+    Log,
+}
+
 /// Where the learner's worker spends its time since the step before, nanoseconds.
 struct Clock {
     mark: Instant,
-    waiting: Wait,
+    waiting: Cause,
     train_ns: u64,
     forced_ns: u64,
     any_ns: u64,
+    log_ns: u64,
+    /// When the step before ended, since the Unix epoch. Steps end one after the other also where the system's clock is set back.
+    finished_ns: i64,
 }
 
 impl Clock {
-    fn new() -> Self {
-        Clock { mark: Instant::now(), waiting: Wait::Any, train_ns: 0, forced_ns: 0, any_ns: 0 }
+    fn new(finished_ns: i64) -> Self {
+        let waiting = Cause::Groups(Wait::Any);
+        Clock { mark: Instant::now(), waiting, train_ns: 0, forced_ns: 0, any_ns: 0, log_ns: 0, finished_ns }
     }
 
     /// From now on the wait is for `next`.
-    fn wait(&mut self, next: Wait) {
+    fn wait(&mut self, next: Cause) {
         self.begin();
         self.waiting = next;
     }
@@ -390,8 +418,9 @@ impl Clock {
     fn begin(&mut self) {
         let spent = nanoseconds(self.mark);
         match self.waiting {
-            Wait::Forced => self.forced_ns += spent,
-            Wait::Any => self.any_ns += spent,
+            Cause::Groups(Wait::Forced) => self.forced_ns += spent,
+            Cause::Groups(Wait::Any) => self.any_ns += spent,
+            Cause::Log => self.log_ns += spent,
         }
         self.mark = Instant::now();
     }
@@ -407,8 +436,9 @@ impl Clock {
         metrics.train_ns = self.train_ns;
         metrics.wait_forced_ns = self.forced_ns;
         metrics.wait_any_ns = self.any_ns;
-        metrics.finished_ns = now_ns();
-        *self = Clock::new();
+        metrics.wait_log_ns = self.log_ns;
+        metrics.finished_ns = now_ns().max(self.finished_ns + 1);
+        *self = Clock::new(metrics.finished_ns);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong, in words that name the file, key or column, the value, and what would be right (floor 0).
 
 use std::path::PathBuf;
+use std::{error, io};
 use tidegate_operators::fault::Fault;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,6 +15,9 @@ pub enum Error {
     /// A file that cannot be read or written as asked.
     #[error("{}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
+    /// A disk, or a quota, that is full. What was to be written is not there, and can be written once there is room.
+    #[error("{}: {reason}", path.display())]
+    Full { path: PathBuf, reason: String },
     /// A column of a data file that is not what it must be.
     #[error("{}: column {column}: {reason}", path.display())]
     Column { path: PathBuf, column: String, reason: String },
@@ -38,6 +42,15 @@ impl Error {
 
     pub fn file(path: impl Into<PathBuf>, reason: impl ToString) -> Self {
         Error::File { path: path.into(), reason: reason.to_string() }
+    }
+
+    /// A write that failed: [`Full`](Error::Full) where `error` was caused by that.
+    pub fn write(path: impl Into<PathBuf>, error: &(dyn error::Error + 'static)) -> Self {
+        let causes = std::iter::successors(Some(error), |error| error.source());
+        let full = |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        let mut kinds = causes.filter_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+        let (path, reason) = (path.into(), error.to_string());
+        if kinds.any(full) { Error::Full { path, reason } } else { Error::File { path, reason } }
     }
 
     pub fn column(path: impl Into<PathBuf>, column: impl Into<String>, reason: impl ToString) -> Self {

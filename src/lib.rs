@@ -3,6 +3,8 @@
 //! Read bottom to top: each module uses those before it in this list, never those after it, never its siblings.
 
 pub mod clock;
+pub mod crash;
+pub mod durable;
 pub mod error;
 pub mod kernel;
 

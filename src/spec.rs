@@ -3,7 +3,7 @@
 mod check;
 mod read;
 
-pub use check::check_learning;
+pub use check::{check_counts, check_learning, check_sampling, check_threads};
 pub use read::{read, text_of};
 
 use crate::engine::spec::{Learning, Sampling};
@@ -11,10 +11,12 @@ use crate::error::Result;
 use crate::kernel::advantage::Advantage;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::schedule::Schedule;
+use tidegate_operators::start::Start;
 
 /// Everything `tidegate run` needs to know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +41,7 @@ pub struct Spec {
     pub generate: Sampling,
     pub estimate: EstimateSpec,
     pub learn: Learning,
+    pub checkpoint: CheckpointSpec,
     pub eval: EvalSpec,
 }
 
@@ -58,6 +61,7 @@ impl Default for Spec {
             generate: Sampling::default(),
             estimate: EstimateSpec::default(),
             learn: Learning::default(),
+            checkpoint: CheckpointSpec::default(),
             eval: EvalSpec::default(),
         }
     }
@@ -67,6 +71,8 @@ impl Default for Spec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSpec {
+    /// `torch`, or `toy`: a table of logits, which needs no folder and shows the machinery at work in milliseconds.
+    pub engine: EngineKind,
     /// A Hugging Face folder: config.json, model.safetensors, tokenizer.json.
     pub path: PathBuf,
     /// `cpu` or `cuda:N`.
@@ -75,7 +81,33 @@ pub struct ModelSpec {
 
 impl Default for ModelSpec {
     fn default() -> Self {
-        ModelSpec { path: PathBuf::new(), device: "cpu".into() }
+        ModelSpec { engine: EngineKind::Torch, path: PathBuf::new(), device: "cpu".into() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineKind {
+    #[default]
+    Torch,
+    Toy,
+}
+
+/// When the run's state is kept (`[checkpoint]`). A run that ends, however cleanly, also keeps it then.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CheckpointSpec {
+    /// After every so many steps; 0 is not by steps.
+    pub every_steps: u64,
+    /// After the first step that ends so many minutes after the last checkpoint; 0 is not by time.
+    pub every_minutes: f64,
+    /// The newest so many are kept, the others removed.
+    pub keep: usize,
+}
+
+impl Default for CheckpointSpec {
+    fn default() -> Self {
+        CheckpointSpec { every_steps: 0, every_minutes: 10.0, keep: 2 }
     }
 }
 
@@ -227,18 +259,50 @@ impl Spec {
         self.learn.value_coef > 0.0
     }
 
+    /// The tensor library's threads on a worker; one with both roles gets the larger number.
+    pub fn threads(&self, worker: usize) -> u16 {
+        let w = &self.workers;
+        let generator = if w.generators.contains(&worker) { w.generator_threads } else { 1 };
+        let learner = if w.learners.contains(&worker) { w.learner_threads } else { 1 };
+        generator.max(learner)
+    }
+
+    /// Those of the worker that trains.
+    pub fn learner_threads(&self) -> u16 {
+        self.threads(self.learner())
+    }
+
+    fn learner(&self) -> usize {
+        self.workers.learners.first().copied().unwrap_or(0)
+    }
+
+    /// Every key, with dots for tables, and its value as TOML writes it; a list of tables is one value.
+    pub fn keys(&self) -> BTreeMap<String, String> {
+        let mut keys = BTreeMap::new();
+        let mut open = vec![(String::new(), toml::Table::try_from(self).unwrap_or_default())];
+        while let Some((place, table)) = open.pop() {
+            for (name, value) in table {
+                let key = if place.is_empty() { name } else { format!("{place}.{name}") };
+                match value {
+                    toml::Value::Table(table) => open.push((key, table)),
+                    value => drop(keys.insert(key, value.to_string())),
+                }
+            }
+        }
+        keys
+    }
+
     /// Timely workers of the run.
     pub fn worker_count(&self) -> usize {
         self.workers.generators.iter().chain(&self.workers.learners).max().map_or(1, |last| last + 1)
     }
 
-    /// The operators' share of the configuration, for a run that starts at version `start`.
-    pub fn plan(&self, start: u64) -> Plan {
+    /// The operators' share of the configuration, for a run that starts at nothing.
+    pub fn plan(&self) -> Plan {
         let ScheduleKind::Pipeline = self.schedule.kind;
         Plan {
-            start,
+            start: Start::default(),
             steps: self.steps,
-            admitted: 0,
             batch_groups: self.batch_groups(),
             group_size: self.batch.group_size as u32,
             // No token of step k has a larger lag than k - 1: beyond the steps a bound promises nothing more.
@@ -247,7 +311,7 @@ impl Spec {
             short_batch: self.schedule.short_batch,
             slots: self.generate.slots,
             generators: self.workers.generators.clone(),
-            learner: self.workers.learners.first().copied().unwrap_or(0),
+            learner: self.learner(),
         }
     }
 }

@@ -16,10 +16,10 @@ use tidegate::kernel::aggregation::Aggregation;
 use tidegate::kernel::loss::Loss;
 use tidegate::spec::{EvalSpec, ScheduleKind, Spec, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
-use tidegate::store::{FooterInfo, ParquetLog, RunFolder};
+use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::fit::TooLong;
 use tidegate::tasks::generated::Kind;
-use tidegate::tasks::spec::{DataSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
+use tidegate::tasks::spec::{CommandSpec, DataSpec, HttpSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
 use tidegate_operators::plan::{Order, ShortBatch};
 use tidegate_operators::record::{Metrics, Reason, SealedStep, Status, Stop};
 use tidegate_operators::seal::Log;
@@ -108,8 +108,12 @@ fn every_key_of_a_run_has_its_row_and_default() {
     let reward = |spec| table::<RewardSpec>(&spec);
     let mut every = reward(RewardSpec::Numeric { after: Some("#".to_owned()), tolerance: 1e-6 });
     every.extend(reward(RewardSpec::Regex { pattern: "x".to_owned() }));
-    let defaults =
-        Table::from_iter([("kind", "task".into()), ("tolerance", Value::Float(1e-6))].map(|(k, v)| (k.into(), v)));
+    let command = CommandSpec::new(vec!["x".to_owned()]);
+    let outside = [reward(RewardSpec::Http(HttpSpec::new("http://x"))), reward(RewardSpec::Command(command))];
+    let own = [("kind", "task".into()), ("tolerance", Value::Float(1e-6))].map(|(key, value)| (key.to_owned(), value));
+    let mut defaults: Table = outside.iter().flatten().map(|(key, value)| (key.clone(), value.clone())).chain(own).collect();
+    ["command", "url"].iter().for_each(|required| drop(defaults.remove(*required)));
+    outside.into_iter().for_each(|keys| every.extend(keys));
     found.extend(wrong(&page, "## `[reward]`", &every, &defaults));
     assert!(found.is_empty(), "docs/spec.md\n{}", found.join("\n"));
 }
@@ -255,6 +259,16 @@ fn every_footer_key_and_metric_has_its_row() {
     assert_eq!(ours.clone().count(), 9);
     for pair in ours {
         assert!(row(&lines, &pair.key).is_some(), "docs/log.md: footer key {} has no row", pair.key);
+    }
+    log.seal(SealedStep { step: 2, rollouts: Vec::new(), metrics: Some(Metrics::default()) }).unwrap();
+    let merged = compact(&folder, 2, &Limits::default()).unwrap().merged[0];
+    let file = SerializedFileReader::new(fs::File::open(folder.log_file(merged)).unwrap()).unwrap();
+    // The page has a step of its own as its example.
+    let step = Regex::new(r"\.\d{8}$").unwrap();
+    for pair in file.metadata().file_metadata().key_value_metadata().unwrap() {
+        let key = step.replace(&pair.key, ".00000042").into_owned();
+        let known = !key.starts_with("tidegate.") || row(&lines, &key).is_some();
+        assert!(known, "docs/log.md: footer key {key} of a merged file has no row");
     }
     let lines = section(&page, "## Metrics");
     let fields = table(&metrics);

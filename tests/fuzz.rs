@@ -189,7 +189,7 @@ fn prompts(file: PathBuf, model: &Path, purpose: Use) -> bool {
     let data = DataSpec { epochs: 1, ..DataSpec::new(file) };
     let reward = Reward::new(&RewardSpec::Numeric { after: None, tolerance: 0.0 }).unwrap();
     let data = Data { file: Some(&data), tasks: &[], model, purpose };
-    data.training(1, &reward).map(|prompts| prompts.for_each(drop)).is_ok()
+    data.training(1, Some(&reward)).map(|prompts| prompts.for_each(drop)).is_ok()
 }
 
 #[test]

@@ -19,8 +19,8 @@ use tidegate_operators::generate::Generator;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Group, Reason, Rollout, SealedStep, Status, Step, Version};
 use tidegate_operators::schedule::Schedule;
-use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::Log;
+use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
 
 const SEED: u64 = 7;
@@ -34,7 +34,7 @@ fn learner(plan: &Plan) -> ToyLearner {
     let lr_schedule = LrSchedule::Constant;
     let learning = Learning { lr: 0.1, warmup_steps: 0, lr_schedule, value_coef: 0.5, ..Learning::default() };
     let learning = Learning { micro_batch_tokens: 40, ..learning };
-    ToyLearner::new(ToyWeights::initial(16, SEED), plan.start, learning, &sampling(1), plan.steps)
+    ToyLearner::new(ToyWeights::initial(16, SEED), plan.start.version, learning, &sampling(1), plan.steps)
 }
 
 /// Leave-one-out advantages; a group whose rewards are all equal is discarded.
@@ -54,12 +54,12 @@ impl Estimator for LeaveOneOut {
 /// The oracle: one thread, one loop, no overlap. What each step trained, in batch order, and what it discarded, by number.
 fn synchronous(plan: &Plan, mut prompts: ToyPrompts) -> Vec<SealedStep> {
     let (mut learner, mut generator) = (learner(plan), ToyGenerator::new(sampling(1), SEED));
-    let (mut sealed, mut number) = (Vec::new(), plan.admitted);
-    for step in plan.start + 1..=plan.steps {
+    let (mut sealed, mut number) = (Vec::new(), plan.start.next);
+    for step in plan.start.version + 1..=plan.steps {
         generator.load(step - 1, learner.weights().unwrap()).unwrap();
         let (mut batch, mut discarded, earlier) = (Vec::new(), Vec::new(), number);
         while batch.len() < (plan.batch_groups * u64::from(plan.group_size)) as usize {
-            let Some(prompt) = prompts.next().unwrap() else { break };
+            let Some(prompt) = prompts.prompt(number).unwrap() else { break };
             let (due, oldest, size) = (step, step - 1, plan.group_size);
             let group = Group { number, due, oldest, earlier, size, prompt, ..Group::default() };
             number += 1;
@@ -68,7 +68,7 @@ fn synchronous(plan: &Plan, mut prompts: ToyPrompts) -> Vec<SealedStep> {
             while generator.running() > 0 {
                 rollouts.extend(generator.step().unwrap());
             }
-            rollouts.iter_mut().for_each(|rollout| ToyScorer.score(rollout).unwrap());
+            rollouts.iter_mut().for_each(|rollout| ToyScorer.reward(rollout));
             match LeaveOneOut.estimate(&mut rollouts).unwrap() {
                 None => batch.extend(rollouts),
                 Some(reason) => discarded.extend(rollouts.into_iter().map(|rollout| {
@@ -153,6 +153,7 @@ fn run(plan: &Plan, prompts: &ToyPrompts, workers: usize) -> Ran {
                 estimator: Some(LeaveOneOut),
                 learner: Some(Keeping { learner: learner(&plan), kept: Arc::clone(&kept) }),
                 log: Some(log.clone()),
+                waiting: Vec::new(),
             };
             let observe = move |notice| {
                 if let Notice::Fault(fault) = notice {
@@ -184,9 +185,8 @@ const ROLES: [(&[usize], usize); 4] = [(&[0], 0), (&[0], 1), (&[0, 1, 2], 3), (&
 
 fn plan(max_lag: u64, generators: &[usize], learner: usize) -> Plan {
     Plan {
-        start: 0,
+        start: Start::default(),
         steps: 10,
-        admitted: 0,
         batch_groups: 3,
         group_size: 4,
         schedule: Schedule::Pipeline { max_lag },

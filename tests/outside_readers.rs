@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use tidegate::jobs::analyze::{self, SkipBad};
-use tidegate::store::{FooterInfo, ParquetLog, RunFolder, read_step};
+use tidegate::store::layout::LogFile;
+use tidegate::store::{FooterInfo, Limits, LogReader, ParquetLog, RunFolder, compact, read_step};
 use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status};
 use tidegate_operators::seal::Log;
 
@@ -92,4 +93,16 @@ fn pyarrow_and_duckdb_read_the_log() {
     let again = read_step(&rewritten).unwrap();
     assert_eq!(again.rollouts, fourth);
     assert_eq!(again.footer.step, 4);
+
+    // Compacted, the log is as plain as before, and says the same.
+    let merged = compact(&folder, 5, &Limits::default()).expect("a compaction").merged;
+    assert_eq!(merged, [LogFile::Merged { first: 4, last: 5 }]);
+    let of_merged = python(&[&folder.rollouts(), &rewritten]);
+    assert_eq!(of_merged["duckdb"], said["duckdb"]);
+    assert_eq!(of_merged["pyarrow"]["first"], said["pyarrow"]["first"]);
+    assert_eq!(of_merged["pyarrow"]["footer"]["tidegate.steps"], "4-5");
+    assert_eq!(of_merged["pyarrow"]["footer"]["tidegate.metrics.00000004"], said["pyarrow"]["footer"]["tidegate.metrics"]);
+    let mut again = LogReader::of_file(&rewritten).unwrap();
+    assert_eq!(again.step(4).unwrap().rollouts, fourth);
+    assert_eq!(again.step(5).unwrap().rollouts.len(), 1);
 }

@@ -55,17 +55,19 @@ fn breaches(file: &File) -> Vec<String> {
 }
 
 /// Modules of the root package that each place may name, itself included. Who is not listed may not be in `src/`.
-const FLOORS: [(&str, &[&str]); 13] = [
+const FLOORS: [(&str, &[&str]); 15] = [
     ("src/clock.rs", &[]),
+    ("src/crash.rs", &[]),
+    ("src/durable.rs", &["crash", "error"]),
     ("src/error.rs", &[]),
     ("src/kernel/", &["kernel"]),
-    ("src/engine/", &["engine", "kernel", "error", "clock"]),
-    ("src/store/", &["store", "error"]),
+    ("src/engine/", &["engine", "kernel", "error", "clock", "crash", "durable"]),
+    ("src/store/", &["store", "error", "crash", "durable"]),
     ("src/tasks/", &["tasks", "error"]),
     ("src/spec.rs", &["spec", "engine", "store", "tasks", "kernel", "error"]),
     ("src/spec/", &["spec", "engine", "store", "tasks", "kernel", "error"]),
     ("src/pipeline.rs", &["pipeline", "spec", "engine", "store", "tasks", "kernel", "error", "clock"]),
-    ("src/jobs/", &["jobs", "pipeline", "spec", "engine", "store", "tasks", "kernel", "error"]),
+    ("src/jobs/", &["jobs", "pipeline", "spec", "engine", "store", "tasks", "kernel", "error", "crash", "durable"]),
     ("src/cli/", &["cli", "jobs", "spec", "error"]),
     ("src/main.rs", &["cli"]),
     ("src/lib.rs", &[]),
@@ -114,7 +116,7 @@ fn named_after(code: &str, root: &str) -> BTreeSet<String> {
 }
 
 /// A heavy crate has one home.
-const HOMES: [(&str, &[&str]); 11] = [
+const HOMES: [(&str, &[&str]); 12] = [
     ("tch", &["src/engine/torch/"]),
     ("libloading", &["src/engine/torch/ffi.rs"]),
     ("arrow", &["src/store/"]),
@@ -122,6 +124,7 @@ const HOMES: [(&str, &[&str]); 11] = [
     ("clap", &["src/cli/"]),
     ("minijinja", &["src/tasks/"]),
     ("regex", &["src/tasks/"]),
+    ("ureq", &["src/tasks/outside/http.rs"]),
     ("tokenizers", &["src/engine/"]),
     ("safetensors", &["src/engine/"]),
     ("timely", &["operators/", "src/pipeline.rs"]),
@@ -412,6 +415,7 @@ fn planted_breaches_are_caught() {
     caught("src/jobs/run.rs", "#[derive(clap::Args)]\nstruct A;", "no home of clap");
     caught("src/engine/spec.rs", "use minijinja as m;", "no home of minijinja");
     caught("src/store/read.rs", "fn f() -> regex::Regex {}", "no home of regex");
+    caught("src/tasks/reward.rs", "fn f() { ureq::get(\"\") }", "no home of ureq");
     caught("src/tasks/chat.rs", "use tokenizers::Tokenizer;", "no home of tokenizers");
     caught("src/store/read.rs", "use ::safetensors::Dtype;", "no home of safetensors");
     caught("src/engine/mod.rs", "use timely::progress::Antichain;", "no home of timely");

@@ -4,56 +4,29 @@
 
 mod common;
 
+use common::streams::{durable, estimated, faults, group, idle, rollout, watch};
 use common::{World, on_workers, plan};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_operators::admit::{Admitted, End, Feedback, admit};
 use tidegate_operators::census::{Census, census};
 use tidegate_operators::estimate::estimate;
 use tidegate_operators::fault::{Fault, Halt};
 use tidegate_operators::generate::generate;
-use tidegate_operators::record::{Estimated, Group, Reason, Rollout, SealedStep, Step, Weights};
+use tidegate_operators::record::{Group, Reason, Rollout, Step, Weights};
 use tidegate_operators::score::{Scorer, score};
-use tidegate_operators::seal::seal;
 use tidegate_operators::train::{Mode, Moved, State, train};
-use timely::dataflow::operators::{Concat, Input, Inspect, Probe};
+use timely::dataflow::operators::vec::Map;
+use timely::dataflow::operators::{Concat, ConnectLoop, Feedback as _, Input, Inspect};
 use timely::dataflow::{InputHandleVec, ProbeHandle, StreamVec};
 
 const WORKERS: [usize; 3] = [1, 2, 4];
 
-/// What a stream gave on this worker, with its times.
-type Seen<D> = Arc<Mutex<Vec<(Step, D)>>>;
-
-fn watch<D: Clone + 'static>(stream: StreamVec<'_, Step, D>, probe: &ProbeHandle<Step>) -> Seen<D> {
-    let seen = Seen::default();
-    let all = Arc::clone(&seen);
-    let see = move |stamp: &_, data: &Vec<D>| {
-        let stamp: &timely::progress::Stamp<Step> = stamp;
-        let time = *stamp.least().expect("every record has a time");
-        all.lock().unwrap().extend(data.iter().map(|datum| (time, datum.clone())));
-    };
-    stream
-        .inspect_core(move |event| {
-            if let Ok((stamp, data)) = event {
-                see(stamp, data)
-            }
-        })
-        .probe_with(probe);
-    seen
-}
-
 /// An input's records leave for another worker only when its time moves; an operator's, when it has run.
 fn relay<D: Clone + 'static>(stream: StreamVec<'_, Step, D>) -> StreamVec<'_, Step, D> {
     stream.inspect(|_| {})
-}
-
-/// Long enough that whatever can happen does.
-fn idle(worker: &mut timely::worker::Worker) {
-    for _ in 0..200 {
-        worker.step();
-    }
 }
 
 /// Goes on when all workers have come here; they keep stepping until then.
@@ -61,24 +34,6 @@ fn meet(worker: &mut timely::worker::Worker, met: &AtomicUsize) {
     let peers = worker.peers();
     let round = met.fetch_add(1, Ordering::SeqCst) / peers;
     worker.step_while(|| met.load(Ordering::SeqCst) < (round + 1) * peers);
-}
-
-fn group(number: u64, due: Step, size: u32) -> Arc<Group> {
-    Arc::new(Group { number, due, size, ..Group::default() })
-}
-
-fn rollout(group: &Arc<Group>, sample: u32) -> Rollout {
-    let (tokens, mask, version) = (vec![7; 2], vec![true; 2], vec![group.oldest; 2]);
-    Rollout { group: Arc::clone(group), sample, tokens, mask, version, ..Rollout::default() }
-}
-
-fn estimated(number: u64, due: Step, earlier: u64, oldest: u64) -> Estimated {
-    let group = Arc::new(Group { number, due, earlier, oldest, size: 1, ..Group::default() });
-    Estimated { rollouts: vec![rollout(&group, 0)], group, discarded: None }
-}
-
-fn faults(seen: &Seen<Fault>) -> Vec<String> {
-    seen.lock().unwrap().iter().map(|(_, fault)| fault.to_string()).collect()
 }
 
 /// Catches a rollout that leaves late or early, on another worker, unscored, or not at all; and a capability kept.
@@ -112,9 +67,9 @@ fn score_keeps_times_and_ends() {
 struct SlowScorer;
 
 impl Scorer for SlowScorer {
-    fn score(&mut self, _: &mut Rollout) -> Result<(), Fault> {
+    fn score(&mut self, rollout: Rollout) -> Result<Option<Rollout>, Fault> {
         std::thread::sleep(Duration::from_millis(1));
-        Ok(())
+        Ok(Some(rollout))
     }
 }
 
@@ -294,7 +249,7 @@ fn admit_keeps_its_capability_and_its_limits() {
             versions.send(3);
             versions.flush();
             worker.step_while(|| !groups.done() || !ends.done());
-            assert_eq!(*end.lock().unwrap(), if here { vec![(0, End { admitted: 7 })] } else { vec![] });
+            assert_eq!(*end.lock().unwrap(), if here { vec![(0, End { groups: 7 })] } else { vec![] });
             versions.close();
             feedback.close();
         });
@@ -315,8 +270,10 @@ fn the_weights_frontier_is_the_steps_done() {
                 let ((groups, arriving), (old, held), (end, ends)) =
                     (scope.new_input(), scope.new_input(), scope.new_input());
                 let learner = World::default().ports(&Arc::default(), 1).learner;
-                let trained =
-                    train(relay(arriving.concat(held)), ends, &plan, Mode::Run { bound: 3 }, learner, &Halt::default());
+                let (sealing, sealed) = scope.feedback(0);
+                let (arriving, mode) = (relay(arriving.concat(held)), Mode::Run { bound: 3 });
+                let trained = train(arriving, ends, sealed, &plan, mode, learner, &Halt::default());
+                trained.steps.clone().map(|step| durable(step.step)).connect_loop(sealing);
                 watch(trained.moved, &others);
                 watch(trained.feedback, &others);
                 watch(trained.faults, &others);
@@ -338,7 +295,7 @@ fn the_weights_frontier_is_the_steps_done() {
                 meet(worker, &met);
             }
             if worker.index() == 0 {
-                end.send(End { admitted: 6 });
+                end.send(End { groups: 6 });
             }
             old.close();
             groups.close();
@@ -358,12 +315,15 @@ fn the_weights_frontier_is_the_steps_done() {
 fn train_looks_at_every_token() {
     on_workers(1, "train", |worker| {
         let probe = ProbeHandle::new();
-        let (mut groups, _end, sealed, failed) = worker.dataflow(|scope| {
+        let (mut groups, _end, mut log, sealed, failed) = worker.dataflow(|scope| {
             let ((groups, arriving), (end, ends)) = (scope.new_input(), scope.new_input::<Vec<End>>());
-            let learner = World::default().ports(&Arc::default(), 1).learner;
-            let trained = train(arriving, ends, &plan(4, 1, 1, 1), Mode::Run { bound: 1 }, learner, &Halt::default());
-            (groups, end, watch(trained.steps, &probe), watch(trained.faults, &probe))
+            let (log, sealed) = scope.new_input();
+            let (plan, learner) = (plan(4, 1, 1, 1), World::default().ports(&Arc::default(), 1).learner);
+            let trained = train(arriving, ends, sealed, &plan, Mode::Run { bound: 1 }, learner, &Halt::default());
+            (groups, end, log, watch(trained.steps, &probe), watch(trained.faults, &probe))
         });
+        log.send(durable(1));
+        log.close();
         groups.advance_to(4);
         (0..3).for_each(|number| groups.send(estimated(number, 4, 0, 0)));
         groups.close();
@@ -372,38 +332,6 @@ fn train_looks_at_every_token() {
         assert_eq!(sealed.iter().map(|(_, step)| step.metrics.is_some()).collect::<Vec<_>>(), [true, true]);
         assert!(failed.len() == 1 && failed[0].ends_with("by version 0; step 3 may train versions 1 to 2"), "{failed:?}");
     });
-}
-
-/// Catches a step that is called durable before it is, and an output out of step order.
-#[test]
-fn seal_is_in_order_and_says_when() {
-    for workers in WORKERS {
-        on_workers(workers, "seal", |worker| {
-            let (probe, log) = (ProbeHandle::new(), Arc::default());
-            let (mut input, seen, failed) = worker.dataflow(|scope| {
-                let (input, steps) = scope.new_input();
-                let sealed = seal(steps, World::default().ports(&log, 1).log, &Halt::default());
-                (input, watch(sealed.steps, &probe), watch(sealed.faults, &probe))
-            });
-            for step in [1, 2, 3, 3] {
-                input.advance_to(step);
-                input.send(SealedStep { step, rollouts: Vec::new(), metrics: None });
-            }
-            input.flush();
-            let sealed = || log.lock().unwrap().len() as u64;
-            while log.lock().unwrap().len() < 3 {
-                worker.step();
-                assert!(!probe.less_than(&1) || probe.less_equal(&(sealed() + 1)));
-            }
-            input.close();
-            worker.step_while(|| !probe.done());
-            assert_eq!(
-                seen.lock().unwrap().iter().map(|(time, sealed)| (*time, sealed.step)).collect::<Vec<_>>(),
-                [(1, 1), (2, 2), (3, 3)]
-            );
-            assert_eq!(faults(&failed), ["seal: step 3 comes after step 3"]);
-        });
-    }
 }
 
 /// Catches a census that cannot tell a lost group or a doubled one, or that speaks up before the due has passed.

@@ -29,12 +29,15 @@ fn quiet() {
 /// Steps follow each other, each is whole, no group is in the log twice, and only a tail holds what was not trained.
 fn whole(plan: &Plan, outcome: &Outcome) {
     let mut groups = BTreeSet::new();
-    for (sealed, step) in outcome.sealed.iter().zip(plan.start + 1..) {
+    for (sealed, step) in outcome.sealed.iter().zip(plan.start.version + 1..) {
         assert_eq!(sealed.step, step);
         let trained = sealed.rollouts.iter().filter(|rollout| rollout.trained_ns > 0).count() as u64;
         let batch = plan.batch_groups * u64::from(plan.group_size);
         assert_eq!(trained, if sealed.metrics.is_some() { batch } else { 0 });
-        assert!(sealed.metrics.is_some() || step == plan.start + outcome.sealed.len() as u64, "only the last is a tail");
+        assert!(
+            sealed.metrics.is_some() || step == plan.start.version + outcome.sealed.len() as u64,
+            "only the last is a tail"
+        );
         for rollout in &sealed.rollouts {
             assert!(groups.insert((rollout.group.number, rollout.sample)));
             assert_eq!(rollout.status == Status::Waiting, sealed.metrics.is_none() && rollout.trainable());
@@ -195,8 +198,8 @@ fn the_batch_of_a_failed_step_is_kept() {
 #[test]
 fn a_learner_that_loses_rollouts_is_a_fault() {
     let lossy = |_, ports: FakePorts| {
-        let Ports { prompts, generator, scorer, estimator, learner, log } = ports;
-        Ports { prompts, generator, scorer, estimator, learner: learner.map(Lossy), log }
+        let Ports { prompts, generator, scorer, estimator, learner, log, waiting } = ports;
+        Ports { prompts, generator, scorer, estimator, learner: learner.map(Lossy), log, waiting }
     };
     let outcome = run_with(&plan(3, 2, 2, 1), &World::default(), 1, &Halt::default(), lossy, |_, _| {});
     assert!(outcome.steps().is_empty());

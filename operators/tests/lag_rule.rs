@@ -9,6 +9,7 @@ use tidegate_operators::lag::Admission;
 use tidegate_operators::plan::Order;
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::select::{Breach, Choice, Selector, Wait};
+use tidegate_operators::start::Start;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40_000, failure_persistence: None, ..ProptestConfig::default() })]
@@ -139,7 +140,7 @@ fn the_model_itself_passes_at_those_sizes() {
 /// By hand: B = 2, M = 1. Groups 0..4 are due at 2, group 4 at 3. With 2 due at 2 still out, step 1 must take both that came.
 #[test]
 fn selection_by_hand() {
-    let mut selector = Selector::new(0, 9, 2, 0, Order::Arrival);
+    let mut selector = Selector::new(Start::default(), 9, 2, Order::Arrival);
     selector.arrive(3, 4, 4, "due at 3").unwrap();
     assert_eq!(selector.choose(), Choice::Wait(Wait::Any));
     selector.arrive(2, 0, 3, "due at 2").unwrap();
@@ -156,7 +157,7 @@ fn selection_by_hand() {
 /// By hand: the capability stays while the budget is used up, and a returned place is used at the current due.
 #[test]
 fn admission_by_hand() {
-    let mut admission = Admission::new(Schedule::Pipeline { max_lag: 1 }, 0, 3, 1, 7);
+    let mut admission = Admission::new(Schedule::Pipeline { max_lag: 1 }, Start::at(0, 7), 3, 1);
     let dues = |admission: &mut Admission| {
         std::iter::from_fn(|| admission.admit()).map(|h| (h.number, h.due, h.earlier)).collect::<Vec<_>>()
     };
@@ -172,5 +173,5 @@ fn admission_by_hand() {
         "three steps, and no more than three live"
     );
     admission.see(3);
-    assert_eq!((admission.cap(), admission.number()), (None, 11));
+    assert_eq!((admission.cap(), admission.next(), admission.groups()), (None, 11, 4));
 }

@@ -10,6 +10,7 @@ use tidegate_operators::fault::Halt;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Reason, Status, Step};
 use tidegate_operators::schedule::Schedule;
+use tidegate_operators::start::Start;
 
 /// What every undisturbed run must have: the bound for every token, whole steps in order, and every admitted group in the
 /// log exactly once, trained or discarded with a reason.
@@ -18,7 +19,7 @@ fn verify(plan: &Plan, world: &World, outcome: &Outcome) {
     let bound = plan.schedule.bound();
     let steps = outcome.steps();
     let numbers: Vec<Step> = steps.iter().map(|step| step.step).collect();
-    assert_eq!(numbers, (plan.start + 1..=plan.start + steps.len() as u64).collect::<Vec<_>>());
+    assert_eq!(numbers, (plan.start.version + 1..=plan.start.version + steps.len() as u64).collect::<Vec<_>>());
     let mut groups: BTreeMap<u64, (u32, bool)> = BTreeMap::new();
     for sealed in &outcome.sealed {
         let mut trained = 0;
@@ -41,19 +42,20 @@ fn verify(plan: &Plan, world: &World, outcome: &Outcome) {
                 }
             }
         }
-        let short = sealed.step == steps.len() as u64 + plan.start;
+        let short = sealed.step == steps.len() as u64 + plan.start.version;
         if sealed.metrics.is_some() {
             assert!(trained == plan.batch_groups || short && trained < plan.batch_groups && trained > 0, "{trained} groups");
         }
     }
     let admitted = groups.len() as u64;
-    assert!(groups.keys().copied().eq(plan.admitted..plan.admitted + admitted), "every number once, without gaps");
+    assert!(groups.keys().copied().eq(plan.start.next..plan.start.next + admitted), "every number once, without gaps");
     assert!(groups.values().all(|(seen, _)| *seen == plan.group_size));
     let trained = groups.values().filter(|(_, trained)| *trained).count() as u64;
     let total = outcome.counts.total();
     assert_eq!((total.in_flight(), total.trained + total.discarded), (0, admitted as i64));
-    if admitted < world.prompts {
-        assert_eq!((steps.len() as u64, trained), (plan.steps - plan.start, (plan.steps - plan.start) * plan.batch_groups));
+    if plan.start.next + admitted < world.prompts {
+        let taken = plan.steps - plan.start.version;
+        assert_eq!((steps.len() as u64, trained), (taken, taken * plan.batch_groups));
     }
 }
 
@@ -118,8 +120,7 @@ fn saturated_runs_reach_the_bound() {
 #[test]
 fn resumes_within_the_bound() {
     let mut plan = plan(9, 2, 2, 2);
-    plan.start = 4;
-    plan.admitted = 11;
+    plan.start = Start::at(4, 11);
     plan.slots = 64;
     let world = World { discarded: 20, ..World::default() };
     let outcome = run(&plan, &world, 2, &Halt::default(), |_, _| {});

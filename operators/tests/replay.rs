@@ -1,6 +1,7 @@
 //! Replays: recorded groups go through the same operators again, each in the step that trained it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use tidegate_operators::start::Start;
 mod common;
 
 use common::{Call, Outcome, Trouble, World, on_workers, plan, run};
@@ -49,16 +50,17 @@ fn record(outcome: &Outcome, start: Step) -> VecDeque<Vec<Rollout>> {
 
 fn replay(plan: &Plan, world: &World, workers: usize, groups: VecDeque<Vec<Rollout>>) -> Outcome {
     let plan = Plan { order: Order::Admission, ..plan.clone() };
-    world.done.store(plan.start, std::sync::atomic::Ordering::SeqCst);
+    world.done.store(plan.start.version, std::sync::atomic::Ordering::SeqCst);
     let log: Arc<Mutex<Vec<SealedStep>>> = Arc::default();
     let (told, notices) = mpsc::channel();
     let (shared, steps, world, told) = (plan.clone(), Arc::clone(&log), world.clone(), Mutex::new(told));
     on_workers(workers, &format!("replay of {plan:?}, {world:?}"), move |worker| {
         let told = told.lock().unwrap().clone();
         let Ports { scorer, estimator, learner, log, .. } = world.ports(&steps, 1);
-        let (groups, log_so_far, start) = (groups.clone(), Arc::clone(&steps), shared.start);
+        let (groups, log_so_far, start) = (groups.clone(), Arc::clone(&steps), shared.start.clone());
         let batch_groups = shared.batch_groups;
-        let recorded = Recording { groups, batch_groups, read: 0, start, log: log_so_far, world: world.clone() };
+        let recorded =
+            Recording { groups, batch_groups, read: 0, start: start.version, log: log_so_far, world: world.clone() };
         let ports = ReplayPorts { recorded: Some(recorded), scorer, estimator, learner, log };
         let observe = move |notice| told.send(notice).unwrap();
         worker.dataflow(|scope| replay_dataflow(scope, &shared, ports, &Halt::default(), observe));
@@ -86,7 +88,7 @@ fn a_replay_trains_the_recorded_batches() {
         let recording = run(&plan, &world, 1, &Halt::default(), |_, _| {});
         assert!(recording.faults().is_empty());
         for workers in [1, 2] {
-            let plan = Plan { start, learner: workers - 1, ..plan.clone() };
+            let plan = Plan { start: Start::at(start, 0), learner: workers - 1, ..plan.clone() };
             let again = replay(&plan, &world, workers, record(&recording, start));
             assert_eq!(again.faults(), Vec::<&Fault>::new());
             assert!(rows(&again, start).len() > 20);

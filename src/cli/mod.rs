@@ -2,6 +2,7 @@
 
 mod analyze;
 mod replay;
+mod resume;
 mod run;
 mod sft;
 
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Start here: tidegate run data/demo.toml\nExit codes: 0 done, 1 the run failed, 2 wrong usage or \
-                        configuration, 130/143 stopped by a signal after a clean shutdown.")]
+                        configuration, 129/130/143 stopped by a signal after a clean shutdown.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,6 +26,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Resume(resume::Args),
     Replay(replay::Args),
     Analyze(analyze::Args),
     Sft(sft::Args),
@@ -34,6 +36,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => args.execute(),
+        Command::Resume(args) => args.execute(),
         Command::Replay(args) => args.execute(),
         Command::Analyze(args) => args.execute(),
         Command::Sft(args) => args.execute(),

@@ -1,5 +1,7 @@
-//! Engines: what samples and what learns (floor 2). Two real ones: [`toy`] (plain Rust) and [`torch`] (libtorch).
+//! Engines: what samples and what learns (floor 2). Two real ones behind one [contract]: [`toy`] (plain Rust) and
+//! [`torch`] (libtorch).
 
+pub mod contract;
 pub mod sampler;
 pub mod spec;
 pub mod tally;

@@ -1,5 +1,6 @@
 //! Text to ids and back: the home of the `tokenizers` crate, and a character-level tokenizer for models made from nothing.
 
+use crate::engine::contract::Tokenize;
 use crate::engine::text_file;
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -183,6 +184,16 @@ pub fn write_char_level(folder: &Path, alphabet: &str) -> Result<()> {
         std::fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
     }
     Ok(())
+}
+
+impl Tokenize for Tokenizer {
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        Tokenizer::encode(self, text)
+    }
+
+    fn unknown(&self, text: &str, ids: &[u32]) -> Option<char> {
+        Tokenizer::unknown(self, text, ids)
+    }
 }
 
 #[cfg(test)]

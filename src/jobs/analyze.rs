@@ -1,8 +1,8 @@
 //! `tidegate analyze`: what a run was like, from its Parquet files alone.
 //!
-//! One file is in memory at a time, and what is kept of it does not grow with the number of files: sums, the few longest and
+//! One step is in memory at a time, and what is kept of it does not grow with the number of steps: sums, the few longest and
 //! most surprising rollouts, and a line each for at most [`MAX_PROMPTS`] prompts. A run that is still being written may be
-//! read: what is sealed is whole.
+//! read: what is sealed is whole. Compacted or not, the report is the same but for the number of files.
 
 mod collect;
 mod kept;
@@ -16,8 +16,7 @@ pub use report::{Interval, LagRow, Report, RunReport};
 
 use crate::error::{Error, Result};
 use crate::jobs::Output;
-use crate::store::layout::LogFile;
-use crate::store::{RunFolder, StepFile, read_step};
+use crate::store::{LogReader, Part, RunFolder};
 use collect::{Collector, Source};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -63,13 +62,24 @@ pub fn report(runs: &[PathBuf], skip_bad: SkipBad) -> Result<Report> {
 }
 
 fn report_run(run: &Path, skip_bad: SkipBad) -> Result<RunReport> {
-    let files = files(run)?;
     let mut collector = Collector::new(run);
-    for (index, (path, source)) in files.iter().enumerate() {
-        match read_step(path).and_then(|file| named(file, path)) {
-            Ok(file) => collector.file(file, *source, index, files.len()),
+    let mut log = match open(run) {
+        Err(error @ (Error::File { .. } | Error::Column { .. })) if skip_bad == SkipBad::Yes && run.is_file() => {
+            collector.skip(run, &error);
+            return Ok(collector.finish());
+        }
+        log => log?,
+    };
+    let parts = log.parts();
+    for (index, part) in parts.iter().enumerate() {
+        let path = log.path(*part).unwrap_or_default();
+        if collector.gave_up(&path) {
+            continue;
+        }
+        match log.read(*part) {
+            Ok(file) => collector.part(file, source(&log, *part), index, parts.len()),
             Err(error @ (Error::File { .. } | Error::Column { .. })) if skip_bad == SkipBad::Yes => {
-                collector.skip(path, &error)
+                collector.skip(&path, &error)
             }
             Err(error) => return Err(error),
         }
@@ -77,30 +87,17 @@ fn report_run(run: &Path, skip_bad: SkipBad) -> Result<RunReport> {
     Ok(collector.finish())
 }
 
-/// A file must be of the step that its name says: a copy under another name would count twice.
-fn named(file: StepFile, path: &Path) -> Result<StepFile> {
-    let name = path.file_name().and_then(|name| LogFile::from_name(&name.to_string_lossy()));
-    match name {
-        Some(LogFile::Step(step) | LogFile::Tail(step)) if step != file.footer.step => {
-            Err(Error::file(path, format!("its footer says that it is of step {}", file.footer.step)))
-        }
-        _ => Ok(file),
-    }
+/// The log of a run, or a single file of one.
+fn open(run: &Path) -> Result<LogReader> {
+    if run.is_file() { LogReader::of_file(run) } else { LogReader::open(&RunFolder::view(run)?) }
 }
 
-/// Files of the log in step order, and which of their rows count.
-fn files(run: &Path) -> Result<Vec<(PathBuf, Source)>> {
-    if run.is_file() {
-        return Ok(vec![(run.to_owned(), Source::Current)]);
+/// Which of a part's rows count.
+fn source(log: &LogReader, part: Part) -> Source {
+    match part {
+        Part::Tail(step) if Some(step) != log.newest_tail() => Source::Superseded,
+        Part::Step(_) | Part::Tail(_) => Source::Current,
     }
-    let folder = RunFolder::view(run)?;
-    let tail = folder.tail()?;
-    let source = |file| match file {
-        LogFile::Step(_) => Source::Current,
-        LogFile::Tail(_) if Some(file) == tail => Source::Current,
-        LogFile::Tail(_) => Source::Superseded,
-    };
-    Ok(folder.log_files()?.into_iter().map(|file| (folder.log_file(file), source(file))).collect())
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! Items become prompts: ids within the limit, and a word about what was found on the way.
 
-use crate::engine::tokenizer::Tokenizer;
-use crate::engine::torch::policy::Policy;
+use crate::engine::contract::{Engine, Tokenize};
 use crate::error::{Error, Result};
 use crate::jobs::say;
 use crate::tasks::fit::{TooLong, fit};
 use crate::tasks::item::Item;
 use crate::tasks::spec::DataSpec;
+use std::sync::Arc;
 use tidegate_operators::record::Prompt;
 
 /// Tokenizes items under the policy for prompts that are too long (`data.max_prompt_tokens`, `data.too_long`).
 pub struct Encoder {
-    tokenizer: Tokenizer,
+    tokenizer: Arc<dyn Tokenize>,
     limit: usize,
     too_long: TooLong,
     /// What was said once already.
@@ -25,8 +25,8 @@ impl Encoder {
     ///
     /// # Errors
     /// A limit that leaves no room for a token in the model's longest sequence.
-    pub fn new(policy: &Policy, data: Option<&DataSpec>) -> Result<Encoder> {
-        let longest = policy.config.max_position_embeddings as usize;
+    pub fn new<E: Engine>(engine: &E, data: Option<&DataSpec>) -> Result<Encoder> {
+        let longest = engine.longest();
         let most = longest.saturating_sub(1);
         let limit = data.map_or(0, |data| data.max_prompt_tokens);
         if limit > most {
@@ -34,7 +34,7 @@ impl Encoder {
             return Err(Error::config("data.max_prompt_tokens", limit, why));
         }
         Ok(Encoder {
-            tokenizer: policy.tokenizer.clone(),
+            tokenizer: engine.tokenizer(),
             limit: if limit == 0 { most } else { limit },
             too_long: data.map_or_else(TooLong::default, |data| data.too_long),
             said_refused: false,

@@ -1,16 +1,16 @@
 //! Evaluation on held-out prompts: one rollout a prompt, without the dataflow.
 
+use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
-use crate::engine::torch::policy::Policy;
 use crate::error::Result;
 use crate::jobs::encode::Encoder;
-use crate::jobs::ports::RuleScorer;
+use crate::jobs::rewards::Rewards;
 use crate::tasks::item::Item;
-use crate::tasks::reward::Reward;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tidegate_operators::fault::Halt;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Rollout};
@@ -21,14 +21,17 @@ use tidegate_operators::score::Scorer;
 pub struct Tally {
     pub prompts: u64,
     pub solved: u64,
+    /// Prompts whose answer has no reward: neither solved nor not.
+    pub unscored: u64,
     /// Completion tokens sampled.
     pub tokens: u64,
 }
 
 impl Tally {
-    /// Share solved, in 0..=1; None without prompts.
+    /// Share solved of those with a reward, in 0..=1; None without any.
     pub fn rate(&self) -> Option<f64> {
-        (self.prompts > 0).then(|| self.solved as f64 / self.prompts as f64)
+        let scored = self.prompts - self.unscored;
+        (scored > 0).then(|| self.solved as f64 / scored as f64)
     }
 }
 
@@ -44,6 +47,7 @@ impl Evaluation {
         self.tasks.values().fold(Tally::default(), |a, b| Tally {
             prompts: a.prompts + b.prompts,
             solved: a.solved + b.solved,
+            unscored: a.unscored + b.unscored,
             tokens: a.tokens + b.tokens,
         })
     }
@@ -52,6 +56,7 @@ impl Evaluation {
         let tally = self.tasks.entry(rollout.group.prompt.task.clone()).or_default();
         tally.prompts += 1;
         tally.solved += u64::from(rollout.reward.is_some_and(|r| r >= 1.0));
+        tally.unscored += u64::from(rollout.reward.is_none());
         tally.tokens += rollout.tokens.len() as u64;
     }
 }
@@ -65,35 +70,42 @@ pub enum Mode {
     Greedy,
 }
 
+/// How often who waits for rewards looks at the halt.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Answers each item once and counts the right ones; a halt ends it early.
 ///
 /// # Errors
-/// What the tokenizer or the generator refuses.
-pub fn evaluate(
+/// What the tokenizer or the generator refuses; too many rewards from outside that failed.
+pub fn evaluate<E: Engine>(
     items: &[Item],
-    policy: &Policy,
+    engine: &E,
     sampling: &Sampling,
-    reward: &Reward,
+    rewards: &Rewards,
     mode: Mode,
     seed: u64,
     halt: &Halt,
 ) -> Result<Evaluation> {
     let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
     let sampling = Sampling { slots: sampling.slots.min(items.len().max(1)), temperature, ..sampling.clone() };
-    let mut generator = policy.generator(&sampling, seed, 0)?;
-    generator.load(0, policy.snapshot()?)?;
-    let mut scorer = RuleScorer(reward.clone());
+    let mut generator = engine.generator(&sampling, seed, 0)?;
+    generator.load(0, engine.snapshot()?)?;
+    let mut scorer = rewards.scorer();
     let mut evaluation = Evaluation::default();
-    let mut encoder = Encoder::new(policy, None)?;
+    let mut encoder = Encoder::new(engine, None)?;
     for (number, item) in items.iter().enumerate() {
         let prompt = encoder.prompt(0, item.clone())?;
         generator.start(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }))?;
     }
     while generator.running() > 0 && !halt.is_set() {
-        for mut rollout in generator.step()? {
-            scorer.score(&mut rollout)?;
-            evaluation.count(&rollout);
+        for rollout in generator.step()? {
+            scorer.score(rollout)?.iter().for_each(|rollout| evaluation.count(rollout));
         }
+        scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
+    }
+    while scorer.pending() > 0 && !halt.is_set() {
+        scorer.wait(LOOK);
+        scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
     }
     Ok(evaluation)
 }

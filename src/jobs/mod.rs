@@ -1,18 +1,28 @@
 //! What each command does, one file a job, and what they share.
 //!
-//! * jobs: [`run`], [`sft`], [`replay`], [`analyze`];
-//! * shared: [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`training`] the dataflow on its workers, [`eval`] held-out success,
-//!   [`progress`] what is shown meanwhile, [`summary`] at the end, [`signals`];
-//! * of replay: [`recording`] its source, [`verdict`] what it came to.
+//! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`];
+//! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`];
+//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`],
+//!   [`training`] the dataflow on its workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
+//!   end, [`signals`];
+//! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
 pub mod analyze;
+pub mod checkpoints;
+pub mod course;
 pub mod data;
 pub mod encode;
 pub mod eval;
+pub mod lent;
 pub mod ports;
+pub mod preflight;
 pub mod progress;
 pub mod recording;
+pub mod recovery;
 pub mod replay;
+pub mod resume;
+pub mod retrace;
+pub mod rewards;
 pub mod run;
 pub mod sft;
 pub mod signals;
@@ -21,8 +31,10 @@ pub mod training;
 pub mod verdict;
 
 use crate::error::{Error, Result};
+use rustix::fs::{FileType, Stat, fstat};
+use rustix::io::Errno;
 use std::fmt::Display;
-use std::io::{ErrorKind, Write, stderr, stdout};
+use std::io::{self, ErrorKind, Write, stderr, stdout};
 
 /// How a job prints its result on stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,18 +43,24 @@ pub enum Output {
     Json,
 }
 
-/// Prints a result on stdout, and a newline behind it. Whoever read enough (`| head`) is no error.
+/// Prints a result on stdout, and a newline behind it. Whoever read enough (`| head`), or closed the terminal, is no error.
 ///
 /// # Errors
 /// A disk that is full, where stdout is a file.
 pub fn print(result: impl Display) -> Result<()> {
     match writeln!(stdout(), "{result}").and_then(|()| stdout().flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Error::file("stdout", e)),
+        Err(e) if e.kind() != ErrorKind::BrokenPipe && !hung_up(&e) => Err(Error::file("stdout", e)),
         _ => Ok(()),
     }
 }
 
-/// Says something on stderr. Nobody there to hear it, a terminal that is gone, ends no run.
+/// Whether stdout was a terminal, which is gone: a broken disk fails alike.
+fn hung_up(error: &io::Error) -> bool {
+    let device = |stat: Stat| FileType::from_raw_mode(stat.st_mode).is_char_device();
+    error.raw_os_error() == Some(Errno::IO.raw_os_error()) && fstat(stdout()).is_ok_and(device)
+}
+
+/// Says something on stderr, on a line of its own beside a bar. Nobody there to hear it, a terminal that is gone, ends no run.
 pub fn say(talk: impl Display) {
-    let _ = writeln!(stderr(), "{talk}");
+    progress::beside_bar(|| writeln!(stderr(), "{talk}").unwrap_or_default());
 }

@@ -1,15 +1,17 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
 use crate::jobs::say;
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::spec::Spec;
+use crate::tasks::outside::{Meter, Waits};
+use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tidegate_operators::fault::Fault;
-use tidegate_operators::record::{Metrics, SealedStep, Status};
+use tidegate_operators::record::{Metrics, Rollout, SealedStep, Status};
 use tidegate_operators::seal::Log;
 
 /// What the generators did so far, counted on their own threads.
@@ -19,10 +21,26 @@ pub struct Counters {
     pub tokens: AtomicU64,
     /// Nanoseconds inside libtorch, over all generators.
     pub torch_ns: AtomicU64,
+    /// Of rewards from outside.
+    pub rewards: Option<Meter>,
+    /// Whether the learner is in a step.
+    pub in_step: AtomicBool,
+}
+
+impl Counters {
+    /// How many rollouts wait for a reward from outside, where one has for a while and the learner has nothing to do.
+    fn waits_for_rewards(&self) -> Option<u64> {
+        let meter = self.rewards.as_ref().filter(|_| !self.in_step.load(Ordering::Relaxed))?;
+        meter.longest_wait().filter(|wait| *wait >= SILENCE).map(|_| meter.pending())
+    }
 }
 
 /// Between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// How long there is no step before what is waited for is shown, and how often that is looked at.
+const SILENCE: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The display of a job that counts steps and has one thing to say about each.
 pub struct Steps {
@@ -61,7 +79,23 @@ fn bar(steps: u64) -> (ProgressBar, bool) {
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(250));
+    *shown() = bar.downgrade();
     (bar, plain)
+}
+
+/// The bar on the terminal, while it is there: there is one terminal.
+fn shown() -> MutexGuard<'static, WeakProgressBar> {
+    static SHOWN: LazyLock<Mutex<WeakProgressBar>> = LazyLock::new(Mutex::default);
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes to stderr what must not run into the bar.
+pub fn beside_bar(write: impl FnOnce()) {
+    let bar = shown().upgrade();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
 }
 
 /// The display of one job of `steps` steps.
@@ -77,37 +111,73 @@ pub struct Progress {
 struct State {
     started: Instant,
     printed: Instant,
+    stepped: Instant,
+    finished: bool,
     trained_tokens: u64,
     lag_max: u64,
-    wait_ns: u64,
+    micro_batch_tokens: u64,
 }
 
 impl Progress {
-    /// A display of `steps` steps under the lag bound `bound`.
-    pub fn new(steps: u64, bound: u64, counters: Arc<Counters>) -> Self {
-        let (bar, plain) = bar(steps);
+    /// A display of a run.
+    pub fn new(spec: &Spec, counters: Arc<Counters>) -> Self {
+        let (bar, plain) = bar(spec.steps);
         let now = Instant::now();
-        let state = State { started: now, printed: now, trained_tokens: 0, lag_max: 0, wait_ns: 0 };
-        Progress { bar, plain, shared: Arc::new(Mutex::new(state)), counters, bound }
+        let state = State {
+            started: now,
+            printed: now,
+            stepped: now,
+            finished: false,
+            trained_tokens: 0,
+            lag_max: 0,
+            micro_batch_tokens: spec.learn.micro_batch_tokens as u64,
+        };
+        let shared = Arc::new(Mutex::new(state));
+        let progress = Progress { bar, plain, shared, counters, bound: spec.schedule.max_lag };
+        if progress.counters.rewards.is_some() {
+            let watched = progress.clone();
+            std::thread::spawn(move || while watched.watch() {});
+        }
+        progress
     }
 
-    /// Shows a step that is done.
-    pub fn step(&self, m: &Metrics) {
+    /// Looks, after a moment, whether no step has come for a while because rewards have not, and says so. False at the end.
+    fn watch(&self) -> bool {
+        std::thread::sleep(LOOK);
+        let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.counters.waits_for_rewards().filter(|_| !state.finished);
+        if let Some(pending) = pending.filter(|_| state.stepped.elapsed() >= SILENCE) {
+            let (done, steps) = (self.bar.position(), self.bar.length().unwrap_or(0));
+            let text = format!("learner waits for rewards ({pending} pending)");
+            if self.plain && state.printed.elapsed() >= LINE_EVERY {
+                state.printed = Instant::now();
+                say(format_args!("step {done:>4}/{steps}  {text}"));
+            }
+            self.bar.set_message(text);
+        }
+        !state.finished
+    }
+
+    /// Shows a step that is done; `sampling` is the mean time in which its rollouts were sampled.
+    pub fn step(&self, m: &Metrics, sampling: Duration) {
         let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         state.trained_tokens += m.tokens;
         state.lag_max = state.lag_max.max(m.lag_max);
-        state.wait_ns += m.wait_forced_ns + m.wait_any_ns;
+        if m.micro_batch_tokens < state.micro_batch_tokens {
+            let (before, now) = (state.micro_batch_tokens, m.micro_batch_tokens);
+            say(format_args!(
+                "note      out of memory in the learner: micro-batches of {now} tokens at most from step {} on, not {before}; \
+                 learn.micro_batch_tokens = {now} says so from the start",
+                m.step
+            ));
+        }
+        state.micro_batch_tokens = m.micro_batch_tokens;
         let seconds = state.started.elapsed().as_secs_f64().max(1e-3);
         let rate = |tokens: u64| format!("{:.1}k", tokens as f64 / seconds / 1e3);
-        let waits = if m.wait_forced_ns + m.wait_any_ns < m.train_ns / 20 {
-            "nothing"
-        } else if m.wait_forced_ns > m.wait_any_ns {
-            "forced groups"
-        } else {
-            "rollouts"
-        };
+        state.stepped = Instant::now();
+        let rewards = self.counters.rewards.as_ref().map(Meter::waits).unwrap_or_default();
         let line = format!(
-            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {waits}",
+            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {}",
             m.reward,
             m.lag_mean,
             state.lag_max,
@@ -115,6 +185,7 @@ impl Progress {
             m.ess,
             rate(self.counters.tokens.load(Ordering::Relaxed)),
             rate(state.trained_tokens),
+            waits_for(m, rewards, sampling),
         );
         let last = Some(m.step) == self.bar.length();
         if self.plain && (state.printed.elapsed() >= LINE_EVERY || m.step == 1 || last) {
@@ -127,16 +198,62 @@ impl Progress {
 
     /// Takes the bar away; what is printed next starts on a clean line.
     pub fn finish(&self) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).finished = true;
         self.bar.finish_and_clear();
     }
 }
 
-/// What was sealed so far.
-#[derive(Debug, Default)]
+/// What the learner waited for most, if that was at least a twentieth of its work. Of the time between its prompt and its batch a
+/// rollout that is waited for may have spent the larger part waiting for its reward: then that is what is short.
+fn waits_for(m: &Metrics, rewards: Waits, sampling: Duration) -> String {
+    let waits = [(m.wait_any_ns, "rollouts"), (m.wait_forced_ns, "forced groups"), (m.wait_log_ns, "the log")];
+    let all: u64 = waits.iter().map(|(ns, _)| ns).sum();
+    let most = waits.into_iter().max_by_key(|(ns, _)| *ns).filter(|_| all >= m.train_ns / 20);
+    match most.filter(|(ns, _)| *ns > 0) {
+        None => "nothing".to_owned(),
+        Some((_, "rollouts" | "forced groups")) if rewards.mean() > sampling => {
+            format!("rewards ({} pending)", rewards.most_pending)
+        }
+        Some((_, what)) => what.to_owned(),
+    }
+}
+
+/// What was sealed so far, added up: of a long run one number a step is held.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SealedSoFar {
-    pub metrics: Vec<Metrics>,
     /// Rollouts that were not trained, by status.
     pub not_trained: BTreeMap<String, u64>,
+    /// Of every step, in order.
+    pub rewards: Vec<f64>,
+    pub trained_rollouts: u64,
+    pub trained_tokens: u64,
+    /// Sums over trained tokens; a step that had none has no lag and no ESS, whatever stands in its row.
+    pub lag: f64,
+    pub ess: f64,
+    pub lag_max: Option<u64>,
+    pub ess_min: Option<f64>,
+    pub wait_forced_ns: u64,
+    pub wait_any_ns: u64,
+    pub wait_log_ns: u64,
+    pub torch_ns: u64,
+}
+
+impl SealedSoFar {
+    fn add(&mut self, m: &Metrics) {
+        self.rewards.push(m.reward);
+        self.trained_rollouts += m.rollouts;
+        self.trained_tokens += m.tokens;
+        self.wait_forced_ns += m.wait_forced_ns;
+        self.wait_any_ns += m.wait_any_ns;
+        self.wait_log_ns += m.wait_log_ns;
+        self.torch_ns += m.torch_ns;
+        if m.tokens > 0 {
+            self.lag += m.lag_mean * m.tokens as f64;
+            self.ess += m.ess * m.tokens as f64;
+            self.lag_max = self.lag_max.max(Some(m.lag_max));
+            self.ess_min = Some(self.ess_min.map_or(m.ess, |least| least.min(m.ess)));
+        }
+    }
 }
 
 /// A log that shows what it seals, and counts it for the summary.
@@ -157,9 +274,17 @@ impl<D> Shown<D> {
     }
 }
 
+/// The mean time in which the trained of these were sampled; zero without one.
+fn sampling(rollouts: &[Rollout]) -> Duration {
+    let times: Vec<i64> =
+        rollouts.iter().filter(|r| r.status == Status::Trained).map(|r| r.finished_ns - r.started_ns).collect();
+    let mean = times.iter().sum::<i64>() / times.len().max(1) as i64;
+    Duration::from_nanos(u64::try_from(mean).unwrap_or(0))
+}
+
 impl<D: Log> Log for Shown<D> {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
-        let metrics = step.metrics.clone();
+        let (metrics, sampling) = (step.metrics.clone(), sampling(&step.rollouts));
         let not_trained: Vec<String> =
             step.rollouts.iter().filter(|r| r.status != Status::Trained).map(|r| r.status.kind()).collect();
         self.log.seal(step)?;
@@ -168,9 +293,57 @@ impl<D: Log> Log for Shown<D> {
             *sealed.not_trained.entry(status).or_default() += 1;
         }
         if let Some(metrics) = metrics {
-            self.progress.step(&metrics);
-            sealed.metrics.push(metrics);
+            self.progress.step(&metrics, sampling);
+            sealed.add(&metrics);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches a wait for the disk that is shown as one for rollouts, or that is not shown.
+    #[test]
+    fn the_longest_wait_is_named() {
+        let metrics = |any, forced, log| Metrics {
+            train_ns: 100,
+            wait_any_ns: any,
+            wait_forced_ns: forced,
+            wait_log_ns: log,
+            ..Metrics::default()
+        };
+        let waits_for = |m: &Metrics| super::waits_for(m, Waits::default(), Duration::ZERO);
+        assert_eq!(waits_for(&metrics(1, 1, 2)), "nothing");
+        assert_eq!(waits_for(&metrics(5, 3, 2)), "rollouts");
+        assert_eq!(waits_for(&metrics(1, 3, 2)), "forced groups");
+        assert_eq!(waits_for(&metrics(1, 3, 4)), "the log");
+        assert_eq!(waits_for(&Metrics::default()), "nothing");
+    }
+
+    /// Catches a mean of means, and a step without trained tokens that counts as one with a lag and an ESS of 0.
+    #[test]
+    fn steps_add_up() {
+        let step = |tokens, lag, lag_max, ess| Metrics {
+            tokens,
+            rollouts: 2,
+            lag_mean: lag,
+            lag_max,
+            ess,
+            reward: ess,
+            wait_any_ns: 1,
+            wait_forced_ns: 2,
+            wait_log_ns: 3,
+            torch_ns: 4,
+            ..Metrics::default()
+        };
+        let mut sealed = SealedSoFar::default();
+        assert_eq!((sealed.lag_max, sealed.ess_min), (None, None));
+        [step(10, 1.0, 2, 0.5), step(0, 9.0, 9, 0.0), step(30, 2.0, 3, 0.9)].iter().for_each(|m| sealed.add(m));
+        assert_eq!((sealed.trained_tokens, sealed.trained_rollouts, sealed.lag, sealed.ess), (40, 6, 70.0, 32.0));
+        assert_eq!((sealed.lag_max, sealed.ess_min, sealed.rewards.len()), (Some(3), Some(0.5), 3));
+        let waits = (sealed.wait_any_ns, sealed.wait_forced_ns, sealed.wait_log_ns, sealed.torch_ns);
+        assert_eq!(waits, (3, 6, 9, 12));
     }
 }

@@ -1,8 +1,9 @@
 //! A run's log as the source of a replay: its batches in order, and what each step must come to.
 
 use crate::error::{Error, Result};
-use crate::store::{RunFolder, StepFile, steps};
+use crate::store::{RunFolder, StepFile, steps_after};
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Metrics, Rollout, Status, Step};
@@ -14,6 +15,8 @@ pub struct RecordedStep {
     pub metrics: Metrics,
     /// The batch, in its order; discarded groups are left out.
     pub batch: Vec<Rollout>,
+    /// Text of the specification that it was trained under.
+    pub spec: String,
 }
 
 /// The recorded steps that were read and not yet compared: a handful, since a replay reads just ahead of itself.
@@ -26,27 +29,34 @@ impl Expected {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&step)
     }
 
+    /// How a step that was read was trained: under which specification, in micro-batches of how many tokens.
+    pub fn trained(&self, step: Step) -> Option<(String, u64)> {
+        let recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recorded.get(&step).map(|recorded| (recorded.spec.clone(), recorded.metrics.micro_batch_tokens))
+    }
+
     fn put(&self, step: Step, recorded: RecordedStep) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(step, recorded);
     }
 }
 
-/// The groups of a log's batches, read one file at a time.
+/// The groups of a log's batches, read one step at a time.
 pub struct Recording {
-    files: Box<dyn Iterator<Item = Result<StepFile>> + Send>,
+    steps: Box<dyn Iterator<Item = Result<StepFile>> + Send>,
     groups: VecDeque<Vec<Rollout>>,
     expected: Expected,
     next: Step,
 }
 
 impl Recording {
-    /// The first `count` steps of a run.
+    /// Some steps of a run.
     ///
     /// # Errors
     /// A folder that cannot be listed.
-    pub fn open(folder: &RunFolder, count: u64) -> Result<Recording> {
-        let files = Box::new(steps(folder)?.take(usize::try_from(count).unwrap_or(usize::MAX)));
-        Ok(Recording { files, groups: VecDeque::new(), expected: Expected::default(), next: 1 })
+    pub fn open(folder: &RunFolder, wanted: RangeInclusive<Step>) -> Result<Recording> {
+        let (next, last) = wanted.into_inner();
+        let steps = steps_after(folder, next - 1)?.take((last + 1).saturating_sub(next) as usize);
+        Ok(Recording { steps: Box::new(steps), groups: VecDeque::new(), expected: Expected::default(), next })
     }
 
     /// What the steps must come to, filled as they are read.
@@ -68,7 +78,7 @@ impl Recording {
             rollouts.iter().filter(|r| r.status == Status::Trained).map(|r| r.group.number).collect();
         let batch: Vec<Rollout> = rollouts.into_iter().filter(|r| trained.contains(&r.group.number)).collect();
         self.groups.extend(batch.chunk_by(|a, b| a.group.number == b.group.number).map(<[Rollout]>::to_vec));
-        self.expected.put(footer.step, RecordedStep { metrics, batch });
+        self.expected.put(footer.step, RecordedStep { metrics, batch, spec: footer.info.spec });
         Ok(())
     }
 }
@@ -76,8 +86,8 @@ impl Recording {
 impl Recorded for Recording {
     fn next(&mut self) -> Result<Option<Vec<Rollout>>, Fault> {
         while self.groups.is_empty() {
-            let Some(file) = self.files.next() else { return Ok(None) };
-            file.and_then(|file| self.read(file)).map_err(|e| Fault::new("recorded", e))?;
+            let Some(step) = self.steps.next() else { return Ok(None) };
+            step.and_then(|step| self.read(step)).map_err(|e| Fault::new("recorded", e))?;
         }
         Ok(self.groups.pop_front())
     }

@@ -1,27 +1,18 @@
 //! `replay`: train again from recorded rollouts, and compare, or ask what another loss would have done.
 
-use crate::engine::torch::device;
-use crate::engine::torch::layout::ValueHead;
-use crate::engine::torch::policy::Policy;
+use crate::engine::contract::{self, Engine};
 use crate::error::{Error, Result};
-use crate::jobs::Output;
-use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer};
-use crate::jobs::progress::Steps;
-use crate::jobs::recording::{Expected, Recording};
+use crate::jobs::lent::Lent;
+use crate::jobs::retrace::Retrace;
+use crate::jobs::run::{torch, toy};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
-use crate::pipeline;
-use crate::spec::{EstimateSpec, Spec, ZeroVariance};
-use crate::store::layout::LogFile;
-use crate::store::{Footer, RunFolder, read_footer};
-use crate::tasks::reward::Reward;
+use crate::jobs::{Output, say};
+use crate::spec::{EngineKind, Spec};
+use crate::store::{Footer, LogReader, RunFolder};
+use crate::tasks::spec::Source;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use tidegate_operators::dataflow::ReplayPorts;
-use tidegate_operators::fault::{Fault, Halt};
-use tidegate_operators::plan::Plan;
-use tidegate_operators::record::SealedStep;
-use tidegate_operators::schedule::Schedule;
-use tidegate_operators::seal::Log;
+use tidegate_operators::fault::Halt;
+use timely::ExchangeData;
 
 /// Whether a model or tokenizer that is not the recorded one is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,21 +58,39 @@ pub fn replay(options: &Options) -> Result<()> {
         let why = "the run had no critic, so its rollouts have no values to replay with; allowed: 0";
         return Err(Error::config("learn.value_coef", spec.learn.value_coef, why));
     }
-    let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
-    let policy = Policy::load(&spec.model.path, &spec.model.device, head)?;
+    match spec.model.engine {
+        EngineKind::Torch => retrace(&folder, &footer, &spec, options, torch(&spec, None)?),
+        EngineKind::Toy => retrace(&folder, &footer, &spec, options, toy(&spec, None)?),
+    }
+}
+
+fn retrace<E>(folder: &RunFolder, footer: &Footer, spec: &Spec, options: &Options, engine: E) -> Result<()>
+where
+    E: Engine + 'static,
+    E::Weights: ExchangeData,
+{
     if options.identity == Identity::Required {
-        same(&spec.model.path, "model", &footer.info.model, &policy.hash)?;
-        same(&spec.model.path, "tokenizer", &footer.info.tokenizer, policy.tokenizer.hash())?;
+        let contract::Identity { model, tokenizer } = engine.identity();
+        same(&spec.model.path, "model", &footer.info.model, &model)?;
+        same(&spec.model.path, "tokenizer", &footer.info.tokenizer, &tokenizer)?;
     }
     let set_threads = options.sets.iter().any(|set| set.starts_with("workers.learner_threads"));
     let recorded_threads = u16::try_from(footer.info.learner_threads).unwrap_or(1);
     let threads = if set_threads { spec.workers.learner_threads } else { recorded_threads };
     let recorded = folder.sealed_steps()?.len() as u64;
-    let steps = options.steps.unwrap_or(recorded).min(recorded);
+    let last = options.steps.unwrap_or(recorded).min(recorded);
     // A new place or device of the same model changes nothing by itself; anything else that is set asks "what if".
     let compares = options.sets.iter().all(|set| set.starts_with("model."));
-    let verdict = if compares { Verdict::Check(Check::default()) } else { Verdict::WhatIf(WhatIf::default()) };
-    let (verdict, faults) = train(&folder, &spec, &policy, steps, threads, verdict)?;
+    let rewards = spec.reward.source();
+    if rewards == Source::Outside {
+        say("rewards   as recorded: they came from outside, and nothing is asked again");
+    }
+    let verdict =
+        if compares { Verdict::Check(Check { rewards, ..Check::default() }) } else { Verdict::WhatIf(WhatIf::default()) };
+    // The learning-rate schedule is that of the whole run, however few steps are replayed.
+    let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
+    let retrace = Retrace { folder, spec, sets: &options.sets, after: 0, last };
+    let (verdict, faults) = retrace.train::<E>(Lent::new(learner).0, verdict, &Halt::default(), threads)?;
     match (verdict.difference(), faults.into_iter().next()) {
         // What was compared until then is no result.
         (None, Some(fault)) => Err(Error::Fault(fault)),
@@ -93,15 +102,20 @@ pub fn replay(options: &Options) -> Result<()> {
 }
 
 fn first_footer(folder: &RunFolder) -> Result<Footer> {
-    let steps = folder.sealed_steps()?;
-    match steps.first() {
-        Some(1) => read_footer(&folder.log_file(LogFile::Step(1))),
+    let mut log = LogReader::open(folder)?;
+    let first = log.steps().next();
+    match first {
+        Some(1) => log.footer(1),
         Some(step) => Err(Error::file(folder.path(), format!("the log starts at step {step}, a replay needs step 1"))),
         None => Err(Error::file(folder.path(), "holds no sealed step")),
     }
 }
 
-fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
+/// Refuses a model or tokenizer that is not the recorded one.
+///
+/// # Errors
+/// The hashes differ.
+pub fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
     if recorded == found {
         return Ok(());
     }
@@ -109,54 +123,4 @@ fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
         "the {what}'s hash is {found}, the run recorded {recorded}: not the one it started from (--force replays anyway)"
     );
     Err(Error::file(path, why))
-}
-
-fn train(
-    folder: &RunFolder,
-    spec: &Spec,
-    policy: &Policy,
-    steps: u64,
-    threads: u16,
-    verdict: Verdict,
-) -> Result<(Verdict, Vec<Fault>)> {
-    let plan = Plan { schedule: Schedule::Pipeline { max_lag: 0 }, steps, generators: vec![0], learner: 0, ..spec.plan(0) };
-    let recording = Recording::open(folder, steps)?;
-    let expected = recording.expected();
-    let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
-    let halt = Halt::default();
-    let verdict = Arc::new(Mutex::new(verdict));
-    let log = Judge { verdict: Arc::clone(&verdict), expected, shown: Steps::new(steps) };
-    // The learning-rate schedule is that of the whole run, however few steps are replayed.
-    let learner = policy.learner(&spec.learn, spec.generate.temperature, spec.steps, 0)?;
-    let ports = ReplayPorts {
-        recorded: Some(recording),
-        scorer: Some(RuleScorer(Reward::new(&spec.reward)?)),
-        // Whatever was trained is trained: what a filter would have kept out is not in the recorded batches' place.
-        estimator: Some(GroupEstimator::new(&EstimateSpec { zero_variance: ZeroVariance::Keep, ..spec.estimate }, baseline)),
-        learner: Some(learner),
-        log: Some(log),
-    };
-    let report = pipeline::replay(&plan, ports, &halt, move |_| device::set_threads(threads))?;
-    let verdict = std::mem::take(&mut *verdict.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok((verdict, report.faults))
-}
-
-/// The log of a replay: compares each step with what was recorded, and writes nothing.
-struct Judge {
-    verdict: Arc<Mutex<Verdict>>,
-    expected: Expected,
-    shown: Steps,
-}
-
-impl Log for Judge {
-    fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
-        let Some(metrics) = &step.metrics else { return Ok(()) };
-        let recorded = self.expected.take(step.step);
-        let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
-        self.shown.show(step.step, &format!("loss {:.6}", metrics.loss));
-        match verdict.judge(&step, metrics, recorded.as_ref()) {
-            None => Ok(()),
-            Some(difference) => Err(Fault::new("replay", difference.what)),
-        }
-    }
 }

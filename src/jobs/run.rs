@@ -1,85 +1,75 @@
 //! `run`: train a model with reinforcement learning.
 
-use crate::engine::spec::Sampling;
-use crate::engine::torch::device;
+use crate::engine::contract::Engine;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::policy::Policy;
+use crate::engine::toy::ToyEngine;
 use crate::error::{Error, Result};
-use crate::jobs::data::Data;
-use crate::jobs::encode::Encoder;
-use crate::jobs::eval::{Evaluation, Mode, evaluate};
-use crate::jobs::summary::{Evaluations, Summary};
-use crate::jobs::training::{self, Training};
-use crate::jobs::{Output, print, say, signals};
-use crate::spec::Spec;
-use crate::store::layout::RunFolder;
-use crate::store::write_metrics;
-use crate::tasks::item::Item;
-use crate::tasks::prompts::Use;
-use crate::tasks::reward::Reward;
-use tidegate_operators::fault::Halt;
+use crate::jobs::course::Course;
+use crate::jobs::preflight::{self, Disk};
+use crate::jobs::recovery::Origin;
+use crate::jobs::{Output, say, signals};
+use crate::spec::{EngineKind, Spec};
+use crate::store::RunFolder;
+use std::path::Path;
+use timely::ExchangeData;
 
 /// Trains as the specification says and reports.
 ///
 /// # Errors
 /// A specification, model, data set or device that is not as it must be; a fault of the dataflow (what was complete is sealed);
 /// a signal.
-pub fn run(mut spec: Spec, output: Output) -> Result<()> {
+pub fn run(spec: Spec, output: Output) -> Result<()> {
+    preflight::writable(&spec.output)?;
+    match spec.model.engine {
+        EngineKind::Torch => start(torch(&spec, None)?, spec, output),
+        EngineKind::Toy => start(toy(&spec, None)?, spec, output),
+    }
+}
+
+/// The torch engine of a model folder: the specification's, or a checkpoint's.
+///
+/// # Errors
+/// A folder that is no model that it runs.
+pub fn torch(spec: &Spec, folder: Option<&Path>) -> Result<Policy> {
     let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
-    let mut policy = Policy::load(&spec.model.path, &spec.model.device, head)?;
-    fits(&spec.generate, &policy)?;
-    Encoder::new(&policy, spec.data.as_ref())?;
-    policy.notes.iter().for_each(|note| say(format_args!("note      {note}")));
-    let reward = Reward::new(&spec.reward)?;
-    let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &spec.model.path, purpose: Use::Rollouts };
-    let prompts = data.training(spec.seed, &reward)?;
-    let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
-    let folder = claim(&spec)?;
-    spec.output = folder.path().to_owned();
+    Policy::load(folder.unwrap_or(&spec.model.path), &spec.model.device, head)
+}
+
+/// The toy engine: new tables, or a checkpoint's.
+///
+/// # Errors
+/// A folder that has no tables.
+pub fn toy(spec: &Spec, folder: Option<&Path>) -> Result<ToyEngine> {
+    let engine = folder.map_or_else(|| Ok(ToyEngine::new(spec.seed)), ToyEngine::load)?;
+    Ok(if spec.has_critic() { engine.with_critic() } else { engine })
+}
+
+fn start<E>(engine: E, spec: Spec, output: Output) -> Result<()>
+where
+    E: Engine + 'static,
+    E::Weights: ExchangeData,
+{
+    let mut course = Course::new(spec, &engine)?;
+    let folder = claim(&course.spec)?;
+    let _lock = folder.lock()?;
+    course.spec.output = folder.path().to_owned();
+    let spec = &course.spec;
     folder.write_spec(&spec.to_text())?;
-    say(plan(&spec, &policy));
+    say(plan(spec, &engine));
+    engine.notes().iter().for_each(|note| say(format_args!("note      {note}")));
+    let prompt_tokens = preflight::prompt_tokens(&mut course.prompts, &*engine.tokenizer())?;
+    let disk = Disk::of(spec, spec.steps, engine.parameters(), prompt_tokens, spec.checkpoint.keep as u64);
+    say(&disk);
+    disk.warning().into_iter().for_each(say);
     if spec.batch.group_size == 1 && !spec.has_critic() {
         say(
             "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",
         );
     }
-
     let interrupt = signals::halt_on_signals()?;
-    let before = evaluations("before", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
-    let training = Training { spec: &spec, folder: &folder, reward: &reward, policy: &policy };
-    let outcome = training::train(&training, prompts, &interrupt.halt)?;
-    if let Some(weights) = &outcome.weights {
-        policy.set_weights(weights);
-    }
-    let saved = policy.save(&folder.checkpoint(outcome.version));
-    let saved = write_metrics(&folder).and(saved);
-    if let Some((fault, others)) = outcome.faults.split_first() {
-        others.iter().for_each(|other| say(format_args!("also: {other}")));
-        saved.err().into_iter().for_each(|error| say(format_args!("also: {error}")));
-        say(format_args!("{} steps are sealed in {}", outcome.metrics.len(), folder.path().display()));
-        return Err(Error::Fault(fault.clone()));
-    }
-    if let Err(error) = saved {
-        say(format_args!("{} steps are sealed in {}", outcome.metrics.len(), folder.path().display()));
-        return Err(error);
-    }
-    let after = evaluations("after", &held_out, &policy, &spec, &reward, &interrupt.halt)?;
-    let summary = Summary::new(&spec, &outcome, before, after);
-    match output {
-        Output::Text => print(summary)?,
-        Output::Json => print(serde_json::to_string(&summary).unwrap_or_default())?,
-    }
-    interrupt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
-}
-
-/// The longest completion must leave room for a prompt.
-fn fits(sampling: &Sampling, policy: &Policy) -> Result<()> {
-    let longest = policy.config.max_position_embeddings;
-    if sampling.max_tokens as i64 >= longest {
-        let why = format!("the model's longest sequence, prompt included, is {longest} tokens; leave room for the prompt");
-        return Err(Error::config("generate.max_tokens", sampling.max_tokens, why));
-    }
-    Ok(())
+    let origin = Origin::new(&engine, spec)?;
+    course.run(engine, origin, &folder, &interrupt, output)
 }
 
 /// The run's folder: as the spec says, with a number where that is taken, so that nothing recorded is lost.
@@ -95,33 +85,48 @@ fn claim(spec: &Spec) -> Result<RunFolder> {
         name.push(format!("-{n}"));
         base.with_file_name(name)
     };
+    let taken = RunFolder::view(&spec.output).ok();
     for path in (1..10_000).map(name).filter(|path| !path.exists()) {
         match RunFolder::create(&path) {
             // Another run took it in between.
             Err(_) if path.join("rollouts").exists() => {}
-            claimed => return claimed,
+            claimed => {
+                taken.into_iter().for_each(|taken| offer(&taken, &path));
+                return claimed;
+            }
         }
     }
     Err(Error::config("output", spec.output.display(), "taken, and so are the names numbered from it"))
 }
 
+/// Says that a run is there already, and how to go on with it.
+fn offer(taken: &RunFolder, path: &Path) {
+    let steps = taken.sealed_steps().map_or(0, |steps| steps.len());
+    let there = taken.path().display();
+    say(format_args!(
+        "note      {there} holds a run of {steps} steps; this is a new one, in {}. To go on with the other: tidegate resume {there}",
+        path.display()
+    ));
+}
+
 /// What the run will do, in a few lines.
-fn plan(spec: &Spec, policy: &Policy) -> String {
+pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
     let tasks: Vec<String> = match &spec.data {
         Some(data) => vec![data.file.display().to_string()],
         None => spec.task.iter().map(|t| t.kind.name().to_owned()).collect(),
     };
+    let model = match spec.model.engine {
+        EngineKind::Torch => spec.model.path.display().to_string(),
+        EngineKind::Toy => "the toy engine".to_owned(),
+    };
     let w = &spec.workers;
     format!(
-        "run       {}\nmodel     {}: {} layers, hidden {}, {} parameters, {}\nprompts   {}\n\
+        "run       {}\nmodel     {model}: {}, {}\nprompts   {}\n\
          step      {} rollouts = {} groups of {}; {} steps\n\
          schedule  pipeline, max lag {} steps, weights in flight\n\
          workers   generate on {:?} ({} slots, {} thread each), train on {:?} ({} thread)",
         spec.output.display(),
-        spec.model.path.display(),
-        policy.config.num_hidden_layers,
-        policy.config.hidden_size,
-        policy.layout.parameters(),
+        engine.describe(),
         spec.model.device,
         tasks.join(", "),
         spec.batch.batch_size,
@@ -135,35 +140,4 @@ fn plan(spec: &Spec, policy: &Policy) -> String {
         w.learners,
         w.learner_threads,
     )
-}
-
-/// None without held-out prompts, and after a halt.
-fn evaluations(
-    when: &str,
-    items: &[Item],
-    policy: &Policy,
-    spec: &Spec,
-    reward: &Reward,
-    halt: &Halt,
-) -> Result<Option<Evaluations>> {
-    if items.is_empty() {
-        say(format_args!(
-            "held out  none {when} training: eval.prompts is 0, or a file of prompts has no eval.data beside it"
-        ));
-        return Ok(None);
-    }
-    device::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));
-    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, policy, &spec.generate, reward, mode, spec.seed, halt) };
-    let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
-    if halt.is_set() {
-        return Ok(None);
-    }
-    let rate = |e: &Evaluation| 100.0 * e.total().rate().unwrap_or(0.0);
-    say(format_args!(
-        "held out  {when} training: {:.1} % sampled, {:.1} % greedy of {} prompts",
-        rate(&evaluations.sampled),
-        rate(&evaluations.greedy),
-        items.len()
-    ));
-    Ok(Some(evaluations))
 }

@@ -1,5 +1,6 @@
 //! `sft`: a supervised warm start with the learner that `run` uses.
 
+use crate::durable::temporary;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
@@ -12,14 +13,13 @@ use crate::jobs::data::Data;
 use crate::jobs::encode::Encoder;
 use crate::jobs::eval::{self, Mode};
 use crate::jobs::progress::Steps;
-use crate::jobs::{print, say};
+use crate::jobs::rewards::Rewards;
+use crate::jobs::{course, print, say, signals};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::spec::{self, EvalSpec};
-use crate::store::layout::temporary;
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
-use crate::tasks::reward::Reward;
 use crate::tasks::source::Prompts;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
@@ -117,12 +117,14 @@ impl SftSpec {
         let mut spec: SftSpec = spec::read(&spec::text_of(path)?, &path.display().to_string(), sets)?;
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         spec::check_learning(&spec.learn)?;
-        if spec.batch_size == 0 || spec.steps == 0 {
-            return Err(Error::config(
-                "batch_size, steps",
-                format!("{}, {}", spec.batch_size, spec.steps),
-                "at least 1 each",
-            ));
+        spec::check_sampling(&spec.generate)?;
+        spec::check_threads("threads", spec.threads)?;
+        spec::check_counts(spec.batch_size, spec.generate.slots, spec.steps)?;
+        spec.reward.check()?;
+        let counts = [spec.batch_size as u64, spec.generate.slots as u64, spec.steps];
+        if counts.contains(&0) {
+            let found = format!("{}, {}, {}", spec.batch_size, spec.generate.slots, spec.steps);
+            return Err(Error::config("batch_size, generate.slots, steps", found, "at least 1 each"));
         }
         if spec.output.exists() {
             let why = "exists already; choose another with --set output=FOLDER, or move it away";
@@ -135,24 +137,28 @@ impl SftSpec {
 /// Trains on prompt/answer pairs, saves the model with its specification beside it, evaluates on held-out prompts.
 ///
 /// # Errors
-/// A model, data set or device that is not as the spec says; a disk that refuses.
+/// A model, data set or device that is not as the spec says; a disk that refuses; a signal, after which nothing is saved.
 pub fn sft(spec: &SftSpec) -> Result<()> {
     device::set_threads(spec.threads);
-    let reward = Reward::new(&spec.reward)?;
-    let from = if spec.model.path.as_os_str().is_empty() { temporary(&spec.output) } else { spec.model.path.clone() };
-    let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: &from, purpose: Use::Pairs };
-    let pairs = data.training(spec.seed, &reward)?;
+    let interrupt = signals::listen("ending; a model that is not trained to its end is not saved", "")?;
+    let new = spec.model.path.as_os_str().is_empty().then(|| New(untrained(&spec.output)));
+    let from = new.as_ref().map_or(spec.model.path.as_path(), |new| &new.0);
+    let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: from, purpose: Use::Pairs };
+    let pairs = data.training(spec.seed, None)?;
     let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
-    let mut policy = start(spec, &from)?;
+    let mut policy = start(spec, from)?;
+    course::fits(&spec.generate, &policy)?;
     let mut learner = policy.learner(&learning(spec), 1.0, spec.steps, 0)?;
     let started = Instant::now();
-    let last = train(spec, pairs, &policy, &mut learner)?;
+    let last = train(spec, pairs, &policy, &mut learner, &interrupt.halt)?;
+    if let Some(signal) = interrupt.signal() {
+        say(format_args!("stopped after {} of {} steps, and not saved", last.step, spec.steps));
+        return Err(Error::Signal(signal));
+    }
     let seconds = started.elapsed().as_secs_f64();
     policy.set_weights(&learner.weights()?);
     policy.save(&spec.output)?;
-    if from != spec.model.path {
-        fs::remove_dir_all(&from).map_err(|e| Error::file(&from, e))?;
-    }
+    drop(new);
     let text = toml::to_string(spec).map_err(|e| Error::config("spec", "sft", e.to_string()))?;
     let path = spec.output.join("sft.toml");
     fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
@@ -161,15 +167,26 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
     let (steps, pairs) = (last.step, spec.batch_size);
     print(format_args!("trained  {steps} steps of {pairs} pairs in {seconds:.1} s, last loss {:.4}", last.loss))?;
     if !held_out.is_empty() {
-        let halt = Halt::default();
-        let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &reward, mode, spec.seed, &halt);
-        print(eval::table(&[("sampled", &of(Mode::Sampled)?), ("greedy", &of(Mode::Greedy)?)]))?;
+        let rewards = Rewards::start(&spec.reward)?;
+        let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &rewards, mode, spec.seed, &interrupt.halt);
+        let (sampled, greedy) = (of(Mode::Sampled)?, of(Mode::Greedy)?);
+        if let Some(signal) = interrupt.signal() {
+            return Err(Error::Signal(signal));
+        }
+        print(eval::table(&[("sampled", &sampled), ("greedy", &greedy)]))?;
     }
     print(format_args!("next     tidegate run SPEC.toml --set model.path={}", spec.output.display()))
 }
 
 fn learning(spec: &SftSpec) -> Learning {
     Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() }
+}
+
+/// Where a new model stands until it is trained: not where the trained one is staged.
+fn untrained(output: &Path) -> PathBuf {
+    let mut name = output.file_name().unwrap_or_default().to_owned();
+    name.push(".start");
+    temporary(&output.with_file_name(name))
 }
 
 /// The model in the folder `from`; a new one is made there first.
@@ -204,10 +221,21 @@ fn start(spec: &SftSpec, from: &Path) -> Result<Policy> {
     Policy::load(from, &m.device, ValueHead::None)
 }
 
+/// The folder of a new model, until the trained one is saved or the warm start is given up.
+struct New(PathBuf);
+
+impl Drop for New {
+    fn drop(&mut self) {
+        // What cannot be removed has a name that says what it is, and the next warm start replaces it.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// So many pairs in a row that cannot be learned from end the warm start: it would look for others without end.
 const LEFT_OUT_LIMIT: u64 = 1000;
 
-fn train(spec: &SftSpec, pairs: Prompts, policy: &Policy, learner: &mut TorchLearner) -> Result<Metrics> {
+/// What the last step was like; a step that a halt cuts off does not count.
+fn train(spec: &SftSpec, pairs: Prompts, policy: &Policy, learner: &mut TorchLearner, halt: &Halt) -> Result<Metrics> {
     let mut pairs = Pairs { pairs, encoder: Encoder::new(policy, spec.data.as_ref())?, policy, left_out: 0 };
     let steps = Steps::new(spec.steps);
     let mut last = Metrics::default();
@@ -217,11 +245,14 @@ fn train(spec: &SftSpec, pairs: Prompts, policy: &Policy, learner: &mut TorchLea
             break;
         }
         learner.begin(step, batch)?;
-        last = loop {
-            if let Some(trained) = learner.work()? {
-                break trained.metrics;
+        let trained = loop {
+            let trained = if halt.is_set() { break None } else { learner.work()? };
+            if trained.is_some() {
+                break trained;
             }
         };
+        let Some(trained) = trained else { break };
+        last = trained.metrics;
         steps.show(step, &format!("loss {:.4}", last.loss));
     }
     steps.finish();

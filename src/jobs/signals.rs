@@ -1,8 +1,8 @@
-//! SIGINT and SIGTERM: the first one halts the dataflow, which seals what is complete; the second ends the process.
+//! SIGINT, SIGTERM and SIGHUP: the first one halts the job, which seals what is complete; the second ends the process.
 
 use crate::error::{Error, Result};
 use crate::jobs::say;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -22,25 +22,58 @@ impl Interrupt {
     }
 }
 
-/// Listens for signals on a thread of its own.
+/// Listens for signals on a thread of its own, for a job that seals steps.
 ///
 /// # Errors
 /// A system that does not let handlers be set.
 pub fn halt_on_signals() -> Result<Interrupt> {
+    listen("sealing what is complete", "; sealed steps are whole")
+}
+
+/// Listens for signals on a thread of its own; says that the job is `ending` so, or that it ends at once and `what_stays`.
+///
+/// A signal that was ignored when the program started stays ignored: so `nohup` asks for it, and a shell's `&` in a script.
+///
+/// # Errors
+/// A system that does not let handlers be set.
+pub fn listen(ending: &'static str, what_stays: &'static str) -> Result<Interrupt> {
     let interrupt = Interrupt::default();
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::engine("signal handlers", e))?;
+    let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = Signals::new(heard).map_err(|e| Error::engine("signal handlers", e))?;
     let seen = interrupt.clone();
     std::thread::spawn(move || {
         for signal in signals.forever() {
-            if seen.signal().is_some() {
-                say("second signal: ending at once; sealed steps are whole");
+            let first = seen.signal().is_none();
+            // One closed terminal is told of by the kernel, and by its shell again.
+            if !first && signal != SIGHUP {
+                say(format_args!("second signal: ending at once{what_stays}"));
                 // At once: destructors of libraries would run under the feet of workers that compute.
                 signal_hook::low_level::exit(128 + signal);
             }
-            say(format_args!("signal {signal}: sealing what is complete; once more to end at once"));
-            seen.signal.store(signal, Ordering::Release);
-            seen.halt.set();
+            if first {
+                seen.signal.store(signal, Ordering::Release);
+                seen.halt.set();
+                say(format_args!("signal {signal}: {ending}; once more to end at once"));
+            }
         }
     });
     Ok(interrupt)
+}
+
+/// The signals that a process ignores, bit n-1 for signal n, by what Linux says of it; none where it says nothing.
+fn ignored(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ignored;
+
+    #[test]
+    fn ignored_signals_are_read() {
+        assert_eq!(ignored("Name:\tx\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000001001\n"), 1 << 12 | 1);
+        assert_eq!(ignored(""), 0);
+    }
 }

@@ -3,11 +3,11 @@
 use crate::jobs::eval::{self, Evaluation};
 use crate::jobs::training::Outcome;
 use crate::spec::Spec;
+use crate::tasks::outside::meter::Stats;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use tidegate_operators::record::Metrics;
 
 /// Held-out success, sampled and greedy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -41,49 +41,49 @@ pub struct Summary {
     pub lag_bound: u64,
     pub ess_mean: Option<f64>,
     pub ess_min: Option<f64>,
-    /// Shares of the learner's time that it waited: for groups that the lag rule forces, for any groups.
+    /// Shares of the learner's time that it waited: for groups that the lag rule forces, for any groups, for the log.
     pub waited_forced: f64,
     pub waited_any: f64,
+    pub waited_log: f64,
     /// Shares of the learner's and the generators' wall time spent on the processor outside libtorch (dataflow, kernel, store).
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
+    /// Where rewards came from outside.
+    pub rewards: Option<Stats>,
     pub before: Option<Evaluations>,
     pub after: Option<Evaluations>,
 }
 
 impl Summary {
-    pub fn new(spec: &Spec, outcome: &Outcome, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
-        let m = &outcome.metrics;
-        let tokens: u64 = m.iter().map(|m| m.tokens).sum();
-        // A step that had nothing to train has no ESS and no lag, whatever stands in its row.
-        let trained = || m.iter().filter(|m| m.tokens > 0);
-        let weighted = |f: fn(&Metrics) -> f64| {
-            (tokens > 0).then(|| trained().map(|m| f(m) * m.tokens as f64).sum::<f64>() / tokens as f64)
-        };
-        let tenth = m.len().div_ceil(10);
-        let reward = |part: &[Metrics]| mean(part.iter().map(|m| m.reward).filter(|reward| reward.is_finite()));
+    pub fn new<W>(spec: &Spec, outcome: &Outcome<W>, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
+        let sealed = &outcome.sealed;
+        let a_token = |sum: f64| (sealed.trained_tokens > 0).then(|| sum / sealed.trained_tokens as f64);
+        let (steps, tenth) = (sealed.rewards.len(), sealed.rewards.len().div_ceil(10));
+        let reward = |part: &[f64]| mean(part.iter().copied().filter(|reward| reward.is_finite()));
         let wall = outcome.seconds.max(1e-9) * 1e9;
         Summary {
             run: spec.output.clone(),
-            steps: m.len() as u64,
+            steps: steps as u64,
             last_step: outcome.version,
             steps_planned: spec.steps,
             training_s: outcome.seconds,
-            trained_rollouts: m.iter().map(|m| m.rollouts).sum(),
-            trained_tokens: tokens,
+            trained_rollouts: sealed.trained_rollouts,
+            trained_tokens: sealed.trained_tokens,
             generated_tokens: outcome.generated_tokens,
-            not_trained: outcome.not_trained.clone(),
-            reward_first: reward(&m[..tenth]),
-            reward_last: reward(&m[m.len() - tenth..]),
-            lag_mean: weighted(|m| m.lag_mean),
-            lag_max: trained().map(|m| m.lag_max).max(),
+            not_trained: sealed.not_trained.clone(),
+            reward_first: reward(&sealed.rewards[..tenth]),
+            reward_last: reward(&sealed.rewards[steps - tenth..]),
+            lag_mean: a_token(sealed.lag),
+            lag_max: sealed.lag_max,
             lag_bound: spec.schedule.max_lag,
-            ess_mean: weighted(|m| m.ess),
-            ess_min: trained().map(|m| m.ess).reduce(f64::min),
-            waited_forced: m.iter().map(|m| m.wait_forced_ns).sum::<u64>() as f64 / wall,
-            waited_any: m.iter().map(|m| m.wait_any_ns).sum::<u64>() as f64 / wall,
+            ess_mean: a_token(sealed.ess),
+            ess_min: sealed.ess_min,
+            waited_forced: sealed.wait_forced_ns as f64 / wall,
+            waited_any: sealed.wait_any_ns as f64 / wall,
+            waited_log: sealed.wait_log_ns as f64 / wall,
             learner_outside: outcome.learner_outside,
             generators_outside: outcome.generators_outside,
+            rewards: outcome.rewards.clone(),
             before,
             after,
         }
@@ -108,7 +108,7 @@ impl fmt::Display for Summary {
         writeln!(f, "run       {}", s.run.display())?;
         write!(f, "trained   {} steps in {:.1} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
         writeln!(f, "{} tokens", s.trained_tokens)?;
-        if s.steps < s.steps_planned {
+        if s.last_step < s.steps_planned {
             writeln!(f, "          of {} planned: the prompts ended, or the run was stopped", s.steps_planned)?;
         }
         for (status, n) in &s.not_trained {
@@ -129,12 +129,18 @@ impl fmt::Display for Summary {
         writeln!(f, "lag       mean {}, max {lag_max}, bound {} steps", number(s.lag_mean, 2), s.lag_bound)?;
         writeln!(f, "ESS       mean {}, least {}", number(s.ess_mean, 3), number(s.ess_min, 3))?;
         write!(f, "speed     generated {:.0}, trained {:.0} tokens/s; ", rate(s.generated_tokens), rate(s.trained_tokens))?;
-        let (forced, any) = (100.0 * s.waited_forced, 100.0 * s.waited_any);
-        writeln!(f, "the learner waited {any:.1} % for rollouts, {forced:.1} % for forced ones")?;
+        let [any, forced, log] = [s.waited_any, s.waited_forced, s.waited_log].map(|share| 100.0 * share);
+        writeln!(f, "the learner waited {any:.1} % for rollouts, {forced:.1} % for forced ones, {log:.1} % for the log")?;
         if let (Some(learner), Some(generators)) = (s.learner_outside, s.generators_outside) {
             let (learner, generators) = (100.0 * learner, 100.0 * generators);
             write!(f, "overhead  {learner:.1} % of the learner's and {generators:.1} % of the generators' ")?;
             writeln!(f, "time went outside libtorch")?;
+        }
+        if let Some(r) = &s.rewards {
+            write!(f, "rewards   {} requests, {} failed; ", r.requests, r.failures)?;
+            write!(f, "{} programs started again, {} requests sent again; ", r.restarts, r.retries)?;
+            let ms = |seconds: Option<f64>| number(seconds.map(|s| 1e3 * s), 1);
+            writeln!(f, "latency mean {} ms, p99 {} ms", ms(r.latency_mean_s), ms(r.latency_p99_s))?;
         }
         let run = s.run.display();
         writeln!(f, "model     {run}/checkpoints/step-{:08}", s.last_step)?;

@@ -1,12 +1,11 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, Spec};
-use crate::engine::spec::Learning;
+use super::{BatchSpec, EngineKind, Spec};
+use crate::engine::spec::{Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::tasks::generated::Mix;
-use crate::tasks::reward::Reward;
 
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
 const MOST: usize = 1 << 24;
@@ -26,18 +25,15 @@ impl Spec {
             let why = "training needs 1.0: the set of tokens that top_p keeps is not recorded, so ratios would be wrong";
             return Err(Error::config("generate.top_p", g.top_p, why));
         }
-        if self.model.path.as_os_str().is_empty() {
+        if self.model.engine == EngineKind::Torch && self.model.path.as_os_str().is_empty() {
             let why = "name a model's folder: config.json, model.safetensors, tokenizer.json";
             return Err(Error::config("model.path", "\"\"", why));
         }
-        positive("generate.temperature", g.temperature)?;
-        not_negative("generate.time_limit_s", g.time_limit_s)?;
-        if g.stop.iter().any(String::is_empty) {
-            return Err(Error::config("generate.stop", format!("{:?}", g.stop), "an empty string would end every rollout"));
+        if self.checkpoint.keep == 0 {
+            return Err(Error::config("checkpoint.keep", 0, "at least 1: the newest is what the run goes on from"));
         }
-        if g.max_tokens == 0 {
-            return Err(Error::config("generate.max_tokens", 0, "at least 1 token"));
-        }
+        not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes)?;
+        check_sampling(g)?;
         check_learning(&self.learn)?;
         if self.learn.loss == Loss::Supervised {
             let why = "is for `tidegate sft` and reads no reward; allowed: reinforce, ppo";
@@ -58,16 +54,12 @@ impl Spec {
             }
             None => drop(Mix::new(&self.task)?),
         }
-        Reward::new(&self.reward).map(drop)
+        self.reward.check()
     }
 
     fn validate_batch(&self) -> Result<()> {
         let BatchSpec { batch_size, group_size } = self.batch;
-        if batch_size > MOST || self.generate.slots > MOST || self.steps > MOST_STEPS {
-            let found = format!("{batch_size}, {}, {}", self.generate.slots, self.steps);
-            let why = format!("at most {MOST}, {MOST} and {MOST_STEPS}");
-            return Err(Error::config("batch.batch_size, generate.slots, steps", found, why));
-        }
+        check_counts(batch_size, self.generate.slots, self.steps)?;
         if group_size == 0 {
             return Err(Error::config("batch.group_size", 0, "at least 1 rollout a group"));
         }
@@ -101,18 +93,53 @@ impl Spec {
             return Err(Error::config("workers.generators", "[]", "at least one worker must generate"));
         }
         for key in [("workers.generator_threads", w.generator_threads), ("workers.learner_threads", w.learner_threads)] {
-            if !(1..=MOST_THREADS).contains(&key.1) {
-                return Err(Error::config(key.0, key.1, format!("at least 1 thread, at most {MOST_THREADS}")));
-            }
+            check_threads(key.0, key.1)?;
         }
         let roles = |worker: &usize| w.generators.contains(worker) || w.learners.contains(worker);
         if let Some(idle) = (0..self.worker_count()).find(|worker| !roles(worker)) {
             let why = format!("worker {idle} has nothing to do: indices count from 0 without gaps");
             return Err(Error::config("workers.generators", format!("{:?}", w.generators), why));
         }
-        let wrong = self.plan(0).validate(self.worker_count());
+        let wrong = self.plan().validate(self.worker_count());
         wrong.map_err(|e| Error::config(format!("workers.{}", e.key), e.value, e.reason))
     }
+}
+
+/// What `[generate]` must hold, of a run and of a warm start.
+///
+/// # Errors
+/// Names the first key that is wrong.
+pub fn check_sampling(g: &Sampling) -> Result<()> {
+    positive("generate.temperature", g.temperature)?;
+    not_negative("generate.time_limit_s", g.time_limit_s)?;
+    if g.stop.iter().any(String::is_empty) {
+        return Err(Error::config("generate.stop", format!("{:?}", g.stop), "an empty string would end every rollout"));
+    }
+    if g.max_tokens == 0 {
+        return Err(Error::config("generate.max_tokens", 0, "at least 1 token"));
+    }
+    Ok(())
+}
+
+/// libtorch threads of one worker, or of a warm start.
+///
+/// # Errors
+/// None, or more than machines have.
+pub fn check_threads(key: &str, threads: u16) -> Result<()> {
+    let right = format!("at least 1 thread, at most {MOST_THREADS}");
+    if (1..=MOST_THREADS).contains(&threads) { Ok(()) } else { Err(Error::config(key, threads, right)) }
+}
+
+/// Counts that are no slip of the keyboard.
+///
+/// # Errors
+/// Names all three, and their limits.
+pub fn check_counts(batch_size: usize, slots: usize, steps: u64) -> Result<()> {
+    if batch_size <= MOST && slots <= MOST && steps <= MOST_STEPS {
+        return Ok(());
+    }
+    let why = format!("at most {MOST}, {MOST} and {MOST_STEPS}");
+    Err(Error::config("batch_size, generate.slots, steps", format!("{batch_size}, {slots}, {steps}"), why))
 }
 
 /// What `[learn]` must hold, of a run and of a warm start.

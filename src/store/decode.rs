@@ -37,13 +37,16 @@ pub(super) fn check(path: &Path, schema: &Schema, notes: &mut Vec<String>) -> Re
 /// Turns batches of one file into rollouts; those of one group share its header.
 pub(super) struct Decoder<'a> {
     path: &'a Path,
+    /// Row of the file that comes next.
+    row: u64,
     groups: HashMap<u64, Arc<Group>>,
     pub(super) rollouts: Vec<Rollout>,
 }
 
 impl<'a> Decoder<'a> {
-    pub(super) fn new(path: &'a Path) -> Self {
-        Decoder { path, groups: HashMap::new(), rollouts: Vec::new() }
+    /// Of rows from `row` on.
+    pub(super) fn new(path: &'a Path, row: u64) -> Self {
+        Decoder { path, row, groups: HashMap::new(), rollouts: Vec::new() }
     }
 
     /// Appends the rows of a batch of a file that passed [`check`].
@@ -51,7 +54,8 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// A value that its field cannot hold, by column and row.
     pub(super) fn decode(&mut self, batch: &RecordBatch) -> Result<()> {
-        let columns = Columns::new(self.path, self.rollouts.len(), batch)?;
+        let columns = Columns::new(self.path, self.row, batch)?;
+        self.row += batch.num_rows() as u64;
         for row in 0..batch.num_rows() {
             let group = self.share(columns.group(row)?);
             self.rollouts.push(columns.rollout(row, group)?);
@@ -73,12 +77,12 @@ impl<'a> Decoder<'a> {
 struct Columns<'a> {
     path: &'a Path,
     /// Row of the file that the batch's first one is.
-    first: usize,
+    first: u64,
     by_name: HashMap<&'static str, ArrayRef>,
 }
 
 impl<'a> Columns<'a> {
-    fn new(path: &'a Path, first: usize, batch: &RecordBatch) -> Result<Self> {
+    fn new(path: &'a Path, first: u64, batch: &RecordBatch) -> Result<Self> {
         let mut by_name = HashMap::new();
         for column in &COLUMNS {
             if let Some(array) = batch.column_by_name(column.name) {
@@ -139,7 +143,7 @@ impl<'a> Columns<'a> {
     }
 
     fn refused(&self, column: &str, row: usize, reason: impl std::fmt::Display) -> Error {
-        Error::column(self.path, column, format!("row {}: {reason}", self.first + row))
+        Error::column(self.path, column, format!("row {}: {reason}", self.first + row as u64))
     }
 
     /// The column, if the file has it and it is not null in this row.

@@ -10,6 +10,14 @@
 //! | `tidegate.metrics` | the step's [`Metrics`] as a JSON object; `"NaN"`, `"inf"`, `"-inf"` where a number is not finite |
 //! | `tidegate.data` | length and BLAKE3 of everything before the footer |
 //! | `tidegate.seal` | BLAKE3 of the footer itself, with this value as zeros |
+//!
+//! A merged file has, in place of `tidegate.step` and `tidegate.metrics`:
+//!
+//! | key | value |
+//! |---|---|
+//! | `tidegate.steps` | `1-40`: the first and the last of its steps |
+//! | `tidegate.rows` | how many rows each of them has, in their order, which is that of the rows |
+//! | `tidegate.metrics.00000042` | the metrics of step 42 |
 
 use super::schema::SCHEMA_VERSION;
 use super::seal::{DataSeal, SEAL, UNSEALED};
@@ -17,10 +25,17 @@ use crate::error::{Error, Result};
 use parquet::file::metadata::{FileMetaData, KeyValue};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::{Range, RangeInclusive};
 use std::path::Path;
+use std::str::FromStr;
 use tidegate_operators::record::{Metrics, Step};
 
 const PREFIX: &str = "tidegate.";
+const STEP: &str = "tidegate.step";
+const STEPS: &str = "tidegate.steps";
+const ROWS: &str = "tidegate.rows";
+const METRICS: &str = "tidegate.metrics";
 const DATA: &str = "tidegate.data";
 
 /// What a run knows of itself, the same in all its files.
@@ -36,37 +51,98 @@ pub struct FooterInfo {
     pub learner_threads: u32,
 }
 
-/// The footer of one file.
+/// What the log says of one step besides its rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Footer {
     pub schema_version: u32,
-    /// The step that the file seals; of a tail, the step that would have come.
+    /// The step that was sealed; of a tail, the step that would have come.
     pub step: Step,
     pub info: FooterInfo,
     /// None for a tail, and for files that do not say.
     pub metrics: Option<Metrics>,
 }
 
-impl Footer {
-    /// The key-values to write, with the place of the seal.
+/// The footer of one file: of one step, of a tail or of several steps in a row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct FileFooter {
+    pub(super) schema_version: u32,
+    pub(super) info: FooterInfo,
+    /// The step; in a merged file the first one.
+    pub(super) first: Step,
+    /// How many rows each step has. They stand in the file in this order.
+    pub(super) rows: Vec<u64>,
+    /// Metrics of each step, as JSON; None for a tail, and where the file does not say.
+    pub(super) metrics: Vec<Option<String>>,
+}
+
+impl FileFooter {
+    /// Of a file with one step, or of a tail.
     ///
     /// # Errors
     /// Metrics with a counter above `i64::MAX`.
-    pub(super) fn to_pairs(&self, data: &DataSeal) -> Result<Vec<KeyValue>, String> {
+    pub(super) fn of_one(footer: &Footer, rows: u64) -> Result<Self, String> {
+        let metrics = footer.metrics.as_ref().map(metrics_to_json).transpose()?;
+        Ok(FileFooter {
+            schema_version: footer.schema_version,
+            info: footer.info.clone(),
+            first: footer.step,
+            rows: vec![rows],
+            metrics: vec![metrics],
+        })
+    }
+
+    /// The steps of the file; of a tail, the one that would have come.
+    pub(super) fn steps(&self) -> RangeInclusive<Step> {
+        self.first..=self.first + (self.rows.len() as Step).saturating_sub(1)
+    }
+
+    /// Where in the file the rows of a step are.
+    pub(super) fn rows_of(&self, step: Step) -> Range<u64> {
+        let index = usize::try_from(step.saturating_sub(self.first)).unwrap_or(usize::MAX).min(self.rows.len());
+        let start = self.rows[..index].iter().sum();
+        start..start + self.rows.get(index).unwrap_or(&0)
+    }
+
+    /// What is said of one of the steps.
+    ///
+    /// # Errors
+    /// Metrics that cannot be read.
+    pub(super) fn of(&self, path: &Path, step: Step) -> Result<Footer> {
+        let index = usize::try_from(step.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        let json = self.metrics.get(index).and_then(Option::as_deref);
+        let metrics = json.map(metrics_from_json).transpose();
+        let metrics = metrics.map_err(|e| Error::file(path, format!("{METRICS} in the footer, step {step}: {e}")))?;
+        Ok(Footer { schema_version: self.schema_version, step, info: self.info.clone(), metrics })
+    }
+
+    /// The key-values to write, with the place of the seal.
+    pub(super) fn to_pairs(&self, data: &DataSeal) -> Vec<KeyValue> {
         let mut pairs = BTreeMap::from([
             ("tidegate.schema_version".to_owned(), self.schema_version.to_string()),
-            ("tidegate.step".to_owned(), self.step.to_string()),
             ("tidegate.spec".to_owned(), self.info.spec.clone()),
             ("tidegate.model".to_owned(), self.info.model.clone()),
             ("tidegate.tokenizer".to_owned(), self.info.tokenizer.clone()),
             ("tidegate.learner_threads".to_owned(), self.info.learner_threads.to_string()),
             (DATA.to_owned(), data.to_text()),
         ]);
-        if let Some(metrics) = &self.metrics {
-            pairs.insert("tidegate.metrics".to_owned(), metrics_to_json(metrics)?);
+        let merged = self.rows.len() > 1;
+        if merged {
+            pairs.insert(STEPS.to_owned(), format!("{}-{}", self.first, self.steps().end()));
+            let rows = self.rows.iter().fold(String::new(), |mut text, rows| {
+                let space = if text.is_empty() { "" } else { " " };
+                let _ = write!(text, "{space}{rows}");
+                text
+            });
+            pairs.insert(ROWS.to_owned(), rows);
+        } else {
+            pairs.insert(STEP.to_owned(), self.first.to_string());
+        }
+        for (step, json) in self.steps().zip(&self.metrics) {
+            let key = if merged { metrics_key(step) } else { METRICS.to_owned() };
+            pairs.extend(json.clone().map(|json| (key, json)));
         }
         pairs.insert(SEAL.to_owned(), UNSEALED.to_owned());
-        Ok(pairs.into_iter().map(|(key, value)| KeyValue::new(key, value)).collect())
+        pairs.into_iter().map(|(key, value)| KeyValue::new(key, value)).collect()
     }
 
     /// Reads a footer back. `step` is the file's by its name, `notes` takes what was missing.
@@ -79,37 +155,69 @@ impl Footer {
         file: &FileMetaData,
         notes: &mut Vec<String>,
     ) -> Result<(Self, Option<DataSeal>)> {
-        let mut pairs = BTreeMap::new();
+        let mut pairs = Pairs { path, of: BTreeMap::new() };
         for pair in file.key_value_metadata().into_iter().flatten().filter(|pair| pair.key.starts_with(PREFIX)) {
-            pairs.insert(pair.key.clone(), pair.value.clone().unwrap_or_default());
+            pairs.of.insert(pair.key.clone(), pair.value.clone().unwrap_or_default());
         }
-        let schema_version = parse(path, &pairs, "tidegate.schema_version")?.unwrap_or(0);
+        let schema_version = pairs.parse("tidegate.schema_version")?.unwrap_or(0);
         if schema_version > SCHEMA_VERSION {
             let reason =
                 format!("schema version {schema_version} is newer than {SCHEMA_VERSION}, the newest this program reads");
             return Err(Error::file(path, reason));
         }
-        if pairs.is_empty() {
+        if pairs.of.is_empty() {
             notes.push("the footer says nothing of the run".to_owned());
         }
-        let text = |key| pairs.get(key).cloned().unwrap_or_default();
-        let info = FooterInfo {
-            spec: text("tidegate.spec"),
-            model: text("tidegate.model"),
-            tokenizer: text("tidegate.tokenizer"),
-            learner_threads: parse(path, &pairs, "tidegate.learner_threads")?.unwrap_or(0),
+        let mut text = |key| pairs.of.remove(key).unwrap_or_default();
+        let [spec, model, tokenizer] = ["tidegate.spec", "tidegate.model", "tidegate.tokenizer"].map(&mut text);
+        let learner_threads = pairs.parse("tidegate.learner_threads")?.unwrap_or(0);
+        let info = FooterInfo { spec, model, tokenizer, learner_threads };
+        let data = pairs.of.get(DATA).and_then(|text| DataSeal::from_text(text));
+        let rows_in_file = u64::try_from(file.num_rows()).unwrap_or(0);
+        let (first, rows, metrics) = match pairs.of.remove(STEPS) {
+            Some(steps) => pairs.merged(&steps, rows_in_file)?,
+            None => (pairs.parse(STEP)?.unwrap_or(step), vec![rows_in_file], vec![pairs.of.remove(METRICS)]),
         };
-        let step = parse(path, &pairs, "tidegate.step")?.unwrap_or(step);
-        let metrics = pairs.get("tidegate.metrics").map(|json| metrics_from_json(json)).transpose();
-        let metrics = metrics.map_err(|e| Error::file(path, format!("tidegate.metrics in the footer: {e}")))?;
-        let data = pairs.get(DATA).and_then(|text| DataSeal::from_text(text));
-        Ok((Footer { schema_version, step, info, metrics }, data))
+        Ok((FileFooter { schema_version, info, first, rows, metrics }, data))
     }
 }
 
-fn parse<T: std::str::FromStr>(path: &Path, pairs: &BTreeMap<String, String>, key: &str) -> Result<Option<T>> {
-    let refused = |value: &String| Error::file(path, format!("{key} in the footer is {value:?}, expected a number"));
-    pairs.get(key).map(|value| value.parse().map_err(|_| refused(value))).transpose()
+fn metrics_key(step: Step) -> String {
+    format!("{METRICS}.{step:08}")
+}
+
+/// The key-values of a footer that are being read.
+struct Pairs<'a> {
+    path: &'a Path,
+    of: BTreeMap<String, String>,
+}
+
+/// First step, rows and metrics of each.
+type Parts = (Step, Vec<u64>, Vec<Option<String>>);
+
+impl Pairs<'_> {
+    fn parse<T: FromStr>(&self, key: &str) -> Result<Option<T>> {
+        self.of.get(key).map(|value| value.parse().map_err(|_| self.refused(key, value, "a number"))).transpose()
+    }
+
+    fn refused(&self, key: &str, value: &str, expected: &str) -> Error {
+        Error::file(self.path, format!("{key} in the footer is {value:?}, expected {expected}"))
+    }
+
+    fn merged(&mut self, steps: &str, rows_in_file: u64) -> Result<Parts> {
+        let range = steps.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+        let (first, last): (Step, Step) =
+            range.filter(|(first, last)| first <= last).ok_or_else(|| self.refused(STEPS, steps, "FIRST-LAST"))?;
+        let text = self.of.remove(ROWS).unwrap_or_default();
+        let rows: Vec<u64> = text.split(' ').map_while(|number| number.parse().ok()).collect();
+        let sum = rows.iter().try_fold(0u64, |sum, rows| sum.checked_add(*rows));
+        if (rows.len() as u64).checked_sub(1) != Some(last - first) || sum != Some(rows_in_file) {
+            let expected = format!("a number for each step from {first} to {last}, {rows_in_file} in all");
+            return Err(self.refused(ROWS, &text, &expected));
+        }
+        let metrics = (first..=last).map(|step| self.of.remove(&metrics_key(step))).collect();
+        Ok((first, rows, metrics))
+    }
 }
 
 /// The fields of a step's metrics, by name. TOML's values and not JSON's, since JSON has no NaN.

@@ -4,41 +4,67 @@
 //! runs/NAME/
 //!   spec.toml                          the whole configuration
 //!   rollouts/step-00000042.parquet     one file a sealed step
+//!   rollouts/step-00000001-00000040.parquet  those that were compacted into one
 //!   rollouts/waiting-00000043.parquet  the tail: what no step had trained when the run ended before step 43
 //!   checkpoints/step-00000040/         weights, optimizer, state
 //!   metrics.parquet                    one row a step, derived at a clean end
 //! ```
 //!
-//! Whatever is not finished has a name that ends in `.tmp`, so that `*.parquet` never matches it.
+//! Whatever is not finished has a name that ends in `.tmp` (`crate::durable`), so that `rollouts/*.parquet` never matches it.
 
+use crate::durable::{names, names_at_one_instant, reap, sync_folder, write_sealed};
 use crate::error::{Error, Result};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidegate_operators::record::Step;
 
-const TEMPORARY: &str = ".tmp";
+/// Steps of a merged file: a name that claims more is not ours.
+pub(super) const MOST_STEPS: Step = 10_000;
 
-/// A folder that holds one run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A folder that holds one run. Clones share what keeps its writers apart: all that write in a run's folder hold clones of one.
+#[derive(Clone, Debug)]
 pub struct RunFolder {
     path: PathBuf,
+    locks: Arc<Locks>,
 }
 
-/// A file of the rollout log, by its name. Sorted by step; the tail of step `k` comes after step `k - 1` and before step `k`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Default)]
+struct Locks {
+    /// Held while a file is made in `rollouts/`, and while the folder is exchanged.
+    sealing: Mutex<()>,
+    /// Held for the whole of a compaction.
+    compacting: Mutex<()>,
+}
+
+impl PartialEq for RunFolder {
+    fn eq(&self, other: &Self) -> bool {
+        self.path == other.path
+    }
+}
+
+impl Eq for RunFolder {}
+
+/// A file of the rollout log, by its name. In the order of steps; the tail of step `k` comes after step `k - 1` and before step
+/// `k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LogFile {
-    /// `step-*.parquet`: what a step trained, and what was discarded since the one before.
+    /// `step-00000042.parquet`: what a step trained, and what was discarded since the one before.
     Step(Step),
-    /// `waiting-*.parquet`: rollouts that no step had trained when the run ended; the number is that of the step to come.
+    /// `step-00000001-00000040.parquet`: the same of several steps in a row, compacted.
+    Merged { first: Step, last: Step },
+    /// `waiting-00000043.parquet`: rollouts that no step had trained when the run ended; the number is that of the step to come.
     Tail(Step),
 }
 
 impl LogFile {
-    /// The file's name.
+    /// The file's name. Sorted by name, files are in the order of their steps.
     pub fn name(self) -> String {
         match self {
             LogFile::Step(step) => format!("step-{step:08}.parquet"),
+            LogFile::Merged { first, last } => format!("step-{first:08}-{last:08}.parquet"),
             LogFile::Tail(step) => format!("waiting-{step:08}.parquet"),
         }
     }
@@ -48,16 +74,38 @@ impl LogFile {
         let digits = |prefix| name.strip_prefix(prefix)?.strip_suffix(".parquet");
         let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
         let file = match digits("step-") {
-            Some(text) => LogFile::Step(number(text)?),
+            Some(text) => match text.split_once('-') {
+                Some((first, last)) => LogFile::merged(number(first)?, number(last)?)?,
+                None => LogFile::Step(number(text)?),
+            },
             None => LogFile::Tail(number(digits("waiting-")?)?),
         };
         (file.name() == name).then_some(file)
     }
 
+    /// The file that a path's last part means.
+    pub fn from_path(path: &Path) -> Option<Self> {
+        LogFile::from_name(&path.file_name()?.to_string_lossy())
+    }
+
+    fn merged(first: Step, last: Step) -> Option<Self> {
+        (first < last && last - first < MOST_STEPS).then_some(LogFile::Merged { first, last })
+    }
+
+    /// The sealed steps that are in it: none in a tail.
+    pub fn steps(self) -> RangeInclusive<Step> {
+        match self {
+            LogFile::Step(step) => step..=step,
+            LogFile::Merged { first, last } => first..=last,
+            LogFile::Tail(_) => RangeInclusive::new(1, 0),
+        }
+    }
+
     fn sort_key(self) -> (Step, u8) {
         match self {
             LogFile::Tail(step) => (step, 0),
-            LogFile::Step(step) => (step, 1),
+            LogFile::Merged { first, .. } => (first, 1),
+            LogFile::Step(step) => (step, 2),
         }
     }
 }
@@ -68,7 +116,7 @@ impl RunFolder {
     /// # Errors
     /// The folder already holds a run, or the disk refuses.
     pub fn create(path: impl Into<PathBuf>) -> Result<Self> {
-        let folder = RunFolder { path: path.into() };
+        let folder = RunFolder { path: path.into(), locks: Arc::default() };
         let taken = || Error::file(&folder.path, "already holds a run; choose another name");
         if folder.spec().exists() {
             return Err(taken());
@@ -84,7 +132,8 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Opens a run to write on, and removes what an earlier process left unfinished (`*.tmp`).
+    /// Opens a run to write on, and removes what an earlier process left unfinished (`*.tmp`): files that were being written, a
+    /// checkpoint in the making, a compaction's folder before or after it took the place of `rollouts/`.
     ///
     /// # Errors
     /// The folder holds no run, or the disk refuses.
@@ -101,7 +150,7 @@ impl RunFolder {
     /// # Errors
     /// The folder holds no run.
     pub fn view(path: impl Into<PathBuf>) -> Result<Self> {
-        let folder = RunFolder { path: path.into() };
+        let folder = RunFolder { path: path.into(), locks: Arc::default() };
         if !folder.rollouts().is_dir() {
             return Err(Error::file(&folder.path, "is no run's folder: it has no folder rollouts/"));
         }
@@ -151,29 +200,26 @@ impl RunFolder {
         write_sealed(&self.spec(), |file| io::Write::write_all(file, text.as_bytes()))
     }
 
-    /// Every file of the rollout log, in step order. Other names in the folder are passed over.
+    /// Every file of the rollout log, in step order, as they were at one instant. Other names in the folder are passed over.
     ///
     /// # Errors
     /// A folder that cannot be listed.
     pub fn log_files(&self) -> Result<Vec<LogFile>> {
-        let mut files = Vec::new();
-        for name in names(&self.rollouts())? {
-            files.extend(LogFile::from_name(&name));
-        }
+        let names = names_at_one_instant(&self.rollouts())?;
+        let mut files: Vec<LogFile> = names.iter().filter_map(|name| LogFile::from_name(name)).collect();
         files.sort_unstable_by_key(|file| file.sort_key());
         Ok(files)
     }
 
-    /// The sealed steps, in order.
+    /// The sealed steps, in order, whatever files they are in.
     ///
     /// # Errors
     /// A folder that cannot be listed.
     pub fn sealed_steps(&self) -> Result<Vec<Step>> {
-        let step = |file| match file {
-            LogFile::Step(step) => Some(step),
-            LogFile::Tail(_) => None,
-        };
-        Ok(self.log_files()?.into_iter().filter_map(step).collect())
+        let mut steps: Vec<Step> = self.log_files()?.into_iter().flat_map(LogFile::steps).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        Ok(steps)
     }
 
     /// The tail that counts: the newest one, unless a step was sealed after it (its rollouts were then used or made again).
@@ -181,7 +227,17 @@ impl RunFolder {
     /// # Errors
     /// A folder that cannot be listed.
     pub fn tail(&self) -> Result<Option<LogFile>> {
-        Ok(self.log_files()?.last().copied().filter(|file| matches!(file, LogFile::Tail(_))))
+        Ok(newest_tail(&self.log_files()?).map(LogFile::Tail))
+    }
+
+    /// Held by whoever makes a file in `rollouts/`, and by a compaction when it puts another folder in its place.
+    pub(super) fn sealing(&self) -> MutexGuard<'_, ()> {
+        self.locks.sealing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held by a compaction.
+    pub(super) fn compacting(&self) -> MutexGuard<'_, ()> {
+        self.locks.compacting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The steps that have a checkpoint, in order.
@@ -196,71 +252,20 @@ impl RunFolder {
     }
 }
 
-/// The name that a file or folder has until it is finished: its own with `.tmp` behind it.
-pub fn temporary(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(TEMPORARY);
-    PathBuf::from(name)
-}
-
-/// Writes a file under a temporary name, makes it durable, renames it and makes its folder durable: a reader sees all of it
-/// or nothing.
-///
-/// # Errors
-/// What `write` returned, or the disk; the temporary file is then removed.
-pub fn write_sealed<E: ToString>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()> {
-    let unfinished = temporary(path);
-    let attempt = || {
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
-        let mut file = options.open(&unfinished).map_err(|e| Error::file(&unfinished, e))?;
-        write(&mut file).map_err(|e| Error::file(path, e.to_string()))?;
-        file.sync_all().map_err(|e| Error::file(&unfinished, e))
-    };
-    if let Err(error) = attempt() {
-        // The first error is the one to report; a temporary that stays is reaped at the next start.
-        let _ = fs::remove_file(&unfinished);
-        return Err(error);
-    }
-    seal_by_rename(path)
-}
-
-/// Gives a finished file or folder, written at [`temporary`]`(path)` and already durable, its own name, durably.
-///
-/// # Errors
-/// The disk refuses.
-pub fn seal_by_rename(path: &Path) -> Result<()> {
-    fs::rename(temporary(path), path).map_err(|e| Error::file(path, e))?;
-    sync_folder(path.parent().unwrap_or(Path::new(".")))
-}
-
-fn sync_folder(path: &Path) -> Result<()> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| Error::file(path, e))
-}
-
-fn names(folder: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(Error::file(folder, e)),
-    };
-    let name = |entry: io::Result<fs::DirEntry>| entry.map(|e| e.file_name().to_string_lossy().into_owned());
-    entries.map(name).collect::<io::Result<_>>().map_err(|e| Error::file(folder, e))
-}
-
-fn reap(folder: &Path) -> Result<()> {
-    for name in names(folder)?.iter().filter(|name| name.ends_with(TEMPORARY)) {
-        let path = folder.join(name);
-        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        removed.map_err(|e| Error::file(&path, e))?;
-    }
-    Ok(())
+/// The tail that no sealed step follows.
+pub(super) fn newest_tail(files: &[LogFile]) -> Option<Step> {
+    let last = files.iter().map(|file| *file.steps().end()).max().unwrap_or(0);
+    let tails = files.iter().filter_map(|file| match file {
+        LogFile::Tail(step) => Some(*step),
+        _ => None,
+    });
+    tails.max().filter(|tail| *tail > last)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::durable::temporary;
 
     #[test]
     fn names_are_padded_and_come_back() {
@@ -270,8 +275,22 @@ mod tests {
         for file in [LogFile::Step(42), LogFile::Tail(43), LogFile::Step(123_456_789)] {
             assert_eq!(LogFile::from_name(&file.name()), Some(file));
         }
-        for other in ["step-42.parquet", "step-00000042.parquet.tmp", "step-+0000042.parquet", "notes.txt", "step-.parquet"]
-        {
+        let merged = LogFile::Merged { first: 1, last: 40 };
+        assert_eq!(merged.name(), "step-00000001-00000040.parquet");
+        assert_eq!(LogFile::from_name(&merged.name()), Some(merged));
+        let others = [
+            "step-42.parquet",
+            "step-00000042.parquet.tmp",
+            "step-+0000042.parquet",
+            "notes.txt",
+            "step-.parquet",
+            "step-00000001-.parquet",
+            "step-00000001-00000001.parquet",
+            "step-00000002-00000001.parquet",
+            "step-00000001-00000002-00000003.parquet",
+            "step-00000001-10000000000.parquet",
+        ];
+        for other in others {
             assert_eq!(LogFile::from_name(other), None, "{other}");
         }
     }
@@ -322,12 +341,20 @@ mod tests {
         assert_eq!(folder.tail().unwrap(), Some(LogFile::Tail(100_000_001)));
     }
 
+    /// Catches a step that is counted twice, and a tail inside a merged file that is taken for the newest.
     #[test]
-    fn a_write_that_fails_leaves_nothing() {
+    fn a_merged_file_has_all_its_steps_once() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        let error = write_sealed(&path, |_| Err("no")).unwrap_err();
-        assert_eq!(error.to_string(), format!("{}: no", path.display()));
-        assert!(names(dir.path()).unwrap().is_empty());
+        let folder = RunFolder::create(dir.path().join("r")).unwrap();
+        let merged = LogFile::Merged { first: 2, last: 5 };
+        for file in [LogFile::Step(6), LogFile::Step(4), LogFile::Tail(5), merged, LogFile::Step(1)] {
+            fs::write(folder.log_file(file), "").unwrap();
+        }
+        let order = [LogFile::Step(1), merged, LogFile::Step(4), LogFile::Tail(5), LogFile::Step(6)];
+        assert_eq!(folder.log_files().unwrap(), order);
+        assert_eq!(folder.sealed_steps().unwrap(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(folder.tail().unwrap(), None);
+        fs::remove_file(folder.log_file(LogFile::Step(6))).unwrap();
+        assert_eq!(folder.tail().unwrap(), None, "step 5 was sealed after the tail before it");
     }
 }

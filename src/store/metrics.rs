@@ -1,9 +1,10 @@
-//! `metrics.parquet`: one row a step, derived from the footers of the step files.
+//! `metrics.parquet`: one row a step, derived from the footers of the log.
 
 use super::footer::metrics_fields;
-use super::layout::{LogFile, RunFolder, write_sealed};
-use super::reader::read_footer;
+use super::layout::RunFolder;
+use super::reader::metrics;
 use super::seal::CREATED_BY;
+use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use arrow::array::{ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch};
 use arrow::datatypes::Schema;
@@ -19,14 +20,9 @@ use toml::Value;
 /// # Errors
 /// A step file whose footer cannot be read, or a disk that refuses.
 pub fn write_metrics(folder: &RunFolder) -> Result<()> {
-    let mut rows = Vec::new();
-    for step in folder.sealed_steps()? {
-        let path = folder.log_file(LogFile::Step(step));
-        if let Some(metrics) = read_footer(&path)?.metrics {
-            rows.push(metrics_fields(&metrics).map_err(|e| Error::file(&path, e))?);
-        }
-    }
     let path = folder.metrics();
+    let rows = metrics(folder)?.iter().map(metrics_fields).collect::<Result<Vec<_>, _>>();
+    let rows = rows.map_err(|e| Error::file(&path, e))?;
     let batch = table(&rows).map_err(|e| Error::file(&path, e))?;
     let properties = WriterProperties::builder()
         .set_created_by(CREATED_BY.to_owned())

@@ -1,29 +1,39 @@
 //! The rollout log on disk: the only home of arrow and parquet.
 //!
 //! A run's folder ([`layout`]) holds one Parquet file a sealed step, one row a rollout ([`schema`]). The [`writer`] makes them
-//! visible all or nothing; the [`reader`] takes them back, also those of older writers, and refuses by file and column.
+//! visible all or nothing; [`compact`](compact()) makes many small ones few; the [`reader`] takes steps back from whatever file they
+//! are in, also those of older writers, and refuses by file and column.
 //! Knows nothing of models, of the dataflow or of what the spec in the footer means.
 
+mod compact;
 mod decode;
 mod encode;
+mod file;
 mod footer;
 mod guard;
 pub mod layout;
+pub mod ledger;
+pub mod lock;
+mod merge;
 pub mod metrics;
 pub mod reader;
+pub mod room;
 pub mod rows;
 pub mod schema;
 mod seal;
+pub mod size;
 pub mod table;
 pub mod writer;
 
 #[cfg(test)]
 mod tests;
 
+pub use compact::{Compacted, Limits, compact};
 pub use footer::{Footer, FooterInfo};
 pub use layout::RunFolder;
 pub use metrics::write_metrics;
-pub use reader::{StepFile, read_footer, read_step, steps};
+pub use reader::{LogReader, Part, StepFile, metrics, read_footer, read_step, steps, steps_after};
+pub use room::Room;
 pub use rows::read_json_rows;
 pub use table::{Blocks, RowTable};
 pub use writer::ParquetLog;

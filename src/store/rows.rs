@@ -1,7 +1,7 @@
 //! Rows of any Parquet file as JSON objects: how prompt files are read, whatever their columns are.
 
+use super::file::open;
 use super::guard::guarded;
-use super::reader::open;
 use crate::error::Result;
 use arrow::array::RecordBatch;
 use arrow::json::WriterBuilder;

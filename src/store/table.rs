@@ -1,7 +1,7 @@
 //! Any row of a Parquet file by its index, however large the file is: rows are decoded in blocks, of which a few are kept.
 
+use super::file::open;
 use super::guard::guarded;
-use super::reader::open;
 use super::rows::{Row, to_rows};
 use crate::error::{Error, Result};
 use arrow::array::RecordBatch;

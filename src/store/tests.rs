@@ -1,7 +1,10 @@
 //! The rollout log as a whole: what is written comes back, what is damaged is named, what is older is read.
 
+mod compaction;
 mod damage;
+mod full;
 mod identity;
+mod kill;
 mod older;
 
 use super::layout::{LogFile, RunFolder};

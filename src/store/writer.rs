@@ -1,14 +1,18 @@
 //! Writing the rollout log: one Parquet file a sealed step, visible all or nothing.
 
 use super::encode::encode;
-use super::footer::{Footer, FooterInfo};
-use super::layout::{LogFile, RunFolder, write_sealed};
+use super::footer::{FileFooter, Footer, FooterInfo};
+use super::layout::{LogFile, RunFolder};
 use super::reader::read_step;
+use super::room::Room;
 use super::schema::{SCHEMA_VERSION, schema};
 use super::seal::{CREATED_BY, Hashed, seal_footer};
+use super::size;
+use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
 use std::error;
@@ -20,19 +24,27 @@ use tidegate_operators::seal::Log;
 /// Rollouts that are turned into columns at once: bounds the copy of a step that the writer holds.
 const ROWS_AT_ONCE: usize = 256;
 /// Rows of a row group: what a reader holds.
-const ROWS_A_GROUP: usize = 1024;
+pub(super) const ROWS_A_GROUP: usize = 1024;
 
 /// The run's log in Parquet files.
 #[derive(Debug)]
 pub struct ParquetLog {
     folder: RunFolder,
     info: FooterInfo,
+    room: Option<Room>,
 }
 
 impl ParquetLog {
     /// A log in `folder`, whose files all say `info` in their footers.
     pub fn new(folder: RunFolder, info: FooterInfo) -> Self {
-        ParquetLog { folder, info }
+        ParquetLog { folder, info, room: None }
+    }
+
+    /// Where the disk is full, waits for room instead of failing.
+    #[must_use]
+    pub fn waits(mut self, room: Room) -> Self {
+        self.room = Some(room);
+        self
     }
 
     fn write(&self, mut sealed: SealedStep) -> Result<()> {
@@ -41,17 +53,28 @@ impl ParquetLog {
             None => LogFile::Tail(sealed.step),
         };
         let path = self.folder.log_file(file);
-        if path.exists() {
-            if sealed.metrics.is_some() {
-                return Err(Error::file(&path, "this step is sealed already; a sealed file is never written again"));
+        if sealed.metrics.is_some() {
+            let files = self.folder.log_files()?;
+            if let Some(file) = files.into_iter().find(|file| file.steps().contains(&sealed.step)) {
+                let path = self.folder.log_file(file);
+                let why = format!("step {} is sealed already; a sealed step is never written again", sealed.step);
+                return Err(Error::file(path, why));
             }
+        } else if path.exists() {
             // A resumed run that ended before its next step: what waited comes again, what was discarded does not.
             let earlier = read_step(&path)?.rollouts;
             sealed.rollouts.extend(earlier.into_iter().filter(|r| matches!(r.status, Status::Discarded(_))));
         }
         let footer =
             Footer { schema_version: SCHEMA_VERSION, step: sealed.step, info: self.info.clone(), metrics: sealed.metrics };
-        write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer))
+        let attempt = || {
+            // Until the file has its name, no compaction may put another folder in the place of this one.
+            let _sealing = self.folder.sealing();
+            write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer))
+        };
+        let Some(room) = &self.room else { return attempt() };
+        let needs = size::of_rollouts(&sealed.rollouts).expected;
+        room.wait_for(&self.folder.rollouts(), &format!("step {}", sealed.step), needs, attempt)
     }
 }
 
@@ -66,13 +89,18 @@ fn write_file(file: &mut File, rollouts: &[Rollout], footer: &Footer) -> Result<
     for rows in rollouts.chunks(ROWS_AT_ONCE) {
         writer.write(&encode(rows)?)?;
     }
+    finish(writer, &FileFooter::of_one(footer, rollouts.len() as u64)?)?;
+    Ok(seal_footer(file)?)
+}
+
+/// Writes the footer; the place of its seal is still empty.
+pub(super) fn finish(mut writer: ArrowWriter<Hashed<&mut File>>, footer: &FileFooter) -> Result<(), ParquetError> {
     writer.flush()?;
     writer.sync()?;
-    for pair in footer.to_pairs(&writer.inner().seal())? {
+    for pair in footer.to_pairs(&writer.inner().seal()) {
         writer.append_key_value_metadata(pair);
     }
-    writer.close()?;
-    Ok(seal_footer(file)?)
+    writer.close().map(|_| ())
 }
 
 /// Encodings by measurement: zstd on top, 256 drawn rollouts with 50,000 tokens in all, bytes a token (times: bytes a row).
@@ -86,7 +114,7 @@ fn write_file(file: &mut File, rollouts: &[Rollout], footer: &Footer) -> Result<
 /// | times | 7.7 | 5.4 | 4.3 | **3.4** |
 ///
 /// Split bytes of integers came late to the format, and not every reader has them.
-fn properties() -> WriterProperties {
+pub(super) fn properties() -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_created_by(CREATED_BY.to_owned())
         .set_compression(Compression::ZSTD(ZstdLevel::default()))

@@ -65,6 +65,16 @@ impl Source {
     }
 }
 
+impl Prompts {
+    /// As [`Source::at`]; where the iterator stands does not matter to it, nor changes.
+    ///
+    /// # Errors
+    /// As [`Source::at`].
+    pub fn at(&mut self, number: u64) -> Result<Option<(u32, Item)>> {
+        self.source.at(number)
+    }
+}
+
 impl Iterator for Prompts {
     type Item = Result<(u32, Item)>;
 

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 use tempfile::TempDir;
-use tidegate::store::layout::LogFile;
-use tidegate::store::{RunFolder, StepFile, read_step};
+use tidegate::store::{self, RunFolder, StepFile};
 use tidegate_operators::record::{Rollout, Status};
 
 /// Steps of the shared run, and the bound on its lag.
@@ -132,8 +131,7 @@ pub fn recorded_path() -> &'static str {
 
 /// All sealed steps of a run, read back.
 pub fn steps(folder: &RunFolder) -> Vec<StepFile> {
-    let sealed = folder.sealed_steps().unwrap();
-    sealed.into_iter().map(|step| read_step(&folder.log_file(LogFile::Step(step))).unwrap()).collect()
+    store::steps(folder).unwrap().map(|step| step.unwrap()).collect()
 }
 
 /// Lags of a row's trained tokens, in steps.

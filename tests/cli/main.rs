@@ -5,11 +5,17 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod analyze;
+mod compaction;
+mod disk;
 mod hard_cases;
 mod harness;
 mod prompts;
 mod replay;
+mod resume;
+mod rewards;
 mod run;
+mod running;
 mod sft;
 mod signals;
+mod soak;
 mod usage;

@@ -1,6 +1,7 @@
 //! `tidegate sft`: a warm start from nothing and from a folder.
 
 use crate::harness::{Ran, bundled_model, files, run, tidegate, workplace};
+use crate::running::Running;
 use std::collections::BTreeSet;
 use std::fs;
 use tempfile::TempDir;
@@ -75,9 +76,38 @@ fn what_fails_leaves_no_model() {
         ("task=[]", 2, "task"),
         ("learn.lrr=1", 2, "learn.lrr = 1: no such key; did you mean learn.lr?"),
         ("model.path=nothing", 1, "nothing"),
+        ("threads=0", 2, "threads = 0: at least 1 thread, at most 128"),
+        ("generate.temperature=0", 2, "generate.temperature = 0: a number above 0"),
+        ("generate.max_tokens=256", 2, "generate.max_tokens = 256: the model's longest sequence"),
+        ("generate.slots=0", 2, "batch_size, generate.slots, steps = 8, 0, 2: at least 1 each"),
     ] {
         sft(&dir, &["output=made", set]).refused(code, &[says]);
         assert!(!dir.path().join("made").exists(), "{set}");
     }
     sft(&dir, &["output=made"]).ok();
+}
+
+/// Catches a warm start that a signal kills, or that leaves a folder with half a model.
+#[test]
+fn a_signal_ends_a_warm_start_cleanly() {
+    for model in ["model.path=", &format!("model.path={}", bundled_model().display())] {
+        let args = ["sft", "sft.toml", "--set", "steps=1000000", "--set", "output=made", "--set", model];
+        let running = Running::at(sft_place(), &["env", "--default-signal=INT"], &args);
+        running.until_said("step     1/1000000  loss ");
+        running.signal("INT");
+        let (ran, dir) = running.end();
+        ran.refused(130, &["error: stopped by signal 2"]);
+        let lines: Vec<_> = ran.err.lines().collect();
+        assert_eq!(
+            lines[1],
+            "signal 2: ending; a model that is not trained to its end is not saved; once more to end at once"
+        );
+        assert!(
+            lines[2].starts_with("stopped after ") && lines[2].ends_with(" of 1000000 steps, and not saved"),
+            "{}",
+            ran.err
+        );
+        let left: BTreeSet<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, BTreeSet::from(["sft.toml", "spec.toml", "stderr.txt"].map(Into::into)));
+    }
 }

@@ -1,86 +1,17 @@
 //! A run that is stopped, or that fails, in the middle: what is complete stays, and the user is told.
 
-use crate::harness::{Ran, command, files, steps, tidegate, workplace};
+use crate::harness::{steps, tidegate};
+use crate::running::{Running, whole};
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 use tidegate::store::layout::LogFile;
-use tidegate::store::{RunFolder, read_json_rows, read_step};
-use tidegate_operators::record::Status;
-
-/// How long a stopped run may take to end; a few seconds on a machine that does other things too.
-const SOON: Duration = Duration::from_secs(15);
-
-struct Running {
-    child: Child,
-    dir: TempDir,
-}
-
-impl Running {
-    /// A run without end to speak of.
-    fn start(set: &str) -> Running {
-        let dir = workplace();
-        let args = ["run", "spec.toml", "--set", "steps=1000000", "--set", set];
-        let child = command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        Running { child, dir }
-    }
-
-    fn path(&self) -> std::path::PathBuf {
-        self.dir.path().join("runs/spec")
-    }
-
-    fn until(&self, file: &str) {
-        let (start, path) = (Instant::now(), self.path().join(file));
-        while !path.exists() {
-            assert!(start.elapsed() < 4 * SOON, "no {}", path.display());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-    }
-
-    /// Waits for its end, which must come soon.
-    fn end(mut self) -> (Ran, TempDir) {
-        let start = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            if start.elapsed() > SOON {
-                self.child.kill().unwrap();
-                panic!("it still runs after {SOON:?}");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        (self.child.wait_with_output().unwrap().into(), self.dir)
-    }
-}
-
-/// All that a stopped run must have left: whole files, the checkpoint and the metrics of its last step.
-fn whole(path: &Path) -> RunFolder {
-    let folder = RunFolder::view(path).unwrap();
-    let sealed = folder.sealed_steps().unwrap();
-    let last = sealed.len() as u64;
-    assert_eq!(sealed, (1..=last).collect::<Vec<_>>());
-    assert!(steps(&folder).iter().all(|file| file.rollouts.iter().any(|row| row.status == Status::Trained)));
-    assert_eq!(folder.checkpointed_steps().unwrap(), [last]);
-    let rows = read_json_rows(&folder.metrics()).unwrap().map(|row| row.unwrap()["step"].as_u64().unwrap());
-    assert_eq!(rows.collect::<Vec<_>>(), sealed);
-    if let Some(tail) = folder.tail().unwrap() {
-        let tail = read_step(&folder.log_file(tail)).unwrap();
-        assert_eq!((tail.footer.step, tail.footer.metrics), (last + 1, None));
-        assert!(!tail.rollouts.is_empty() && tail.rollouts.iter().all(|row| row.status != Status::Trained));
-    }
-    assert!(files(path).iter().all(|name| !name.ends_with(".tmp")));
-    folder
-}
+use tidegate::store::{RunFolder, read_step};
 
 /// Catches a signal that kills, that is not noticed, or whose exit code is that of a failure.
 #[test]
 fn signals_end_a_run_cleanly() {
-    for (signal, number) in [("INT", 2), ("TERM", 15)] {
+    for (signal, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
         let running = Running::start("eval.prompts=0");
         running.until("rollouts/step-00000002.parquet");
         running.signal(signal);
@@ -95,6 +26,85 @@ fn signals_end_a_run_cleanly() {
         let replayed = tidegate(dir.path(), &["replay", "runs/spec"]).ok();
         assert!(replayed.out.contains("bit for bit"), "{}", replayed.out);
         tidegate(dir.path(), &["analyze", "runs/spec"]).ok();
+    }
+}
+
+/// Catches a second signal that waits for the first one's end, and one that leaves a torn file under a step's name.
+#[test]
+fn a_second_signal_ends_at_once() {
+    let running = Running::start("batch.batch_size=256");
+    running.until("rollouts/step-00000001.parquet");
+    running.signals(&["INT", "TERM"]);
+    let (ran, dir) = running.end();
+    assert_eq!((ran.code, ran.out.as_str()), (143, ""), "{}", ran.err);
+    assert!(ran.err.ends_with("second signal: ending at once; sealed steps are whole\n"), "{}", ran.err);
+    let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
+    assert!(!steps(&folder).is_empty() && folder.checkpointed_steps().unwrap().is_empty());
+}
+
+/// Catches a hangup that kills a run under `nohup`, and one that comes twice, from the kernel and from the shell, and so
+/// ends a run at once.
+#[test]
+fn a_hangup_is_heard_once_or_not_at_all() {
+    let running = Running::start("eval.prompts=0");
+    running.until("rollouts/step-00000001.parquet");
+    running.signals(&["HUP", "HUP"]);
+    std::thread::sleep(Duration::from_millis(5));
+    // It may have ended by now.
+    let _ = Command::new("kill").args(["-s", "HUP", &running.pid().to_string()]).stderr(Stdio::null()).status();
+    let (ran, dir) = running.end();
+    assert!(ran.code == 129 && !ran.err.contains("at once;"), "{}: {}", ran.code, ran.err);
+    whole(&dir.path().join("runs/spec"));
+
+    let running = Running::under(&["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"], "eval.prompts=0");
+    running.until("rollouts/step-00000001.parquet");
+    running.signal("HUP");
+    let folder = RunFolder::view(running.path()).unwrap();
+    let next = folder.sealed_steps().unwrap().len() + 3;
+    running.until(&format!("rollouts/step-{next:08}.parquet"));
+    running.signal("TERM");
+    let (ran, _dir) = running.end();
+    assert!(ran.code == 143 && !ran.err.contains("signal 1:"), "{}", ran.err);
+}
+
+/// Runs its arguments on a terminal of their own, closes that when there is a second step, and says how they ended.
+const CLOSES_ITS_TERMINAL: &str = r#"
+import os, pty, sys, time
+child, terminal = pty.fork()
+if child == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.set_blocking(terminal, False)
+shown = b""
+while not os.path.exists("runs/spec/rollouts/step-00000002.parquet") or b"ESS" not in shown:
+    try:
+        shown += os.read(terminal, 65536)
+    except BlockingIOError:
+        time.sleep(0.005)
+os.close(terminal)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"#;
+
+/// Catches a bar or a line that ends a run, and the result that cannot be printed any more hiding how it ended. The terminal
+/// hangs up: the kernel says so with a signal, and whatever is written to it fails.
+#[test]
+fn a_closed_terminal_ends_a_run_cleanly() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: no python3 to open a terminal with");
+        return;
+    }
+    for (caller, code) in [("python3", "129\n"), ("nohup", "0\n")] {
+        let (python, set) = (["python3", "-c", CLOSES_ITS_TERMINAL], "learn.lr=1e-4");
+        let running = match caller {
+            "python3" => Running::under(&python, set),
+            _ => Running::under(
+                &["sh", "-c", "trap '' HUP; exec \"$@\" --set steps=40", "sh", python[0], python[1], python[2]],
+                set,
+            ),
+        };
+        let (ran, dir) = running.end();
+        assert_eq!((ran.code, ran.out.as_str()), (0, code), "{caller}: {}", ran.err);
+        whole(&dir.path().join("runs/spec"));
     }
 }
 
@@ -125,12 +135,13 @@ fn a_fault_in_mid_run_is_told_and_what_was_complete_is_kept() {
     let folder = RunFolder::view(running.path()).unwrap();
     fs::write(folder.log_file(LogFile::Step(20)), "in the way").unwrap();
     let (ran, _dir) = running.end();
-    ran.refused(1, &["error: seal: ", "step-00000020.parquet: this step is sealed already"]);
+    ran.refused(1, &["error: seal: ", "step-00000020.parquet: step 20 is sealed already"]);
     assert!(ran.err.contains("\n19 steps are sealed in "), "{}", ran.err);
     assert!(ran.err.contains("\nalso: ") && ran.err.contains("step-00000020.parquet: "), "{}", ran.err);
     for step in 1..=19 {
         assert!(read_step(&folder.log_file(LogFile::Step(step))).is_ok());
     }
     assert_eq!(fs::read(folder.log_file(LogFile::Step(20))).unwrap(), b"in the way");
-    assert_eq!(folder.checkpointed_steps().unwrap().len(), 1);
+    // The learner went further than the log: no checkpoint is ever ahead of it.
+    assert!(folder.checkpointed_steps().unwrap().is_empty());
 }

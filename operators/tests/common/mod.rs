@@ -1,6 +1,8 @@
 //! A small world for the dataflow: ports whose every answer is a function of a seed, and a run that cannot hang a test.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; all of it is tests")]
 
+pub mod streams;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -14,7 +16,8 @@ use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status, Step, Stop, Version};
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::score::Scorer;
-use tidegate_operators::seal::Log;
+use tidegate_operators::seal::{AHEAD, Log};
+use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
 
 /// A port call that goes wrong.
@@ -53,13 +56,16 @@ pub struct World {
     pub refused: u64,
     pub discarded: u64,
     pub unscored: u64,
-    /// Longest sleep in a port call, microseconds.
+    /// Longest sleep in a port call, microseconds; and the sleep in each call of one port.
     pub sleep: u64,
+    pub slow: Option<(Call, u64)>,
     /// The n-th call (from 0) of a port goes wrong.
     pub trouble: Option<(Call, u64, Trouble)>,
     pub calls: Arc<AtomicU64>,
-    /// Steps that the learner finished.
+    /// Steps that the learner finished, and how many of them were at most not yet sealed.
     pub done: Arc<AtomicU64>,
+    pub ahead: Arc<AtomicU64>,
+    pub census: Census,
 }
 
 impl Default for World {
@@ -73,9 +79,12 @@ impl Default for World {
             discarded: 0,
             unscored: 0,
             sleep: 0,
+            slow: None,
             trouble: None,
             calls: Arc::default(),
             done: Arc::default(),
+            ahead: Arc::default(),
+            census: Census::new(),
         }
     }
 }
@@ -83,9 +92,8 @@ impl Default for World {
 /// A plan of `steps` steps on one worker.
 pub fn plan(steps: Step, batch_groups: u64, group_size: u32, max_lag: u64) -> Plan {
     Plan {
-        start: 0,
+        start: Start::default(),
         steps,
-        admitted: 0,
         batch_groups,
         group_size,
         schedule: Schedule::Pipeline { max_lag },
@@ -118,6 +126,9 @@ impl World {
             let count = self.calls.load(Ordering::Relaxed);
             std::thread::sleep(Duration::from_micros(draw(&[self.seed, 9, call as u64, count]) % self.sleep));
         }
+        if let Some((_, sleep)) = self.slow.filter(|(slow, _)| *slow == call) {
+            std::thread::sleep(Duration::from_micros(sleep));
+        }
         let Some((which, turn, trouble)) = self.trouble.filter(|(which, _, _)| *which == call) else { return Ok(()) };
         if self.calls.fetch_add(1, Ordering::Relaxed) != turn {
             return Ok(());
@@ -133,12 +144,13 @@ impl World {
         let generator =
             FakeGenerator { world: world.clone(), version: 0, slots, sequences: Vec::new(), refused: Vec::new() };
         Ports {
-            prompts: Some(FakePrompts { world: world.clone(), next: 0 }),
+            prompts: Some(FakePrompts { world: world.clone() }),
             generator: Some(generator),
             scorer: Some(FakeScorer(world.clone())),
             estimator: Some(FakeEstimator(world.clone())),
             learner: Some(FakeLearner { world: world.clone(), open: None, left: 0 }),
             log: Some(FakeLog { world, steps: Arc::clone(log) }),
+            waiting: Vec::new(),
         }
     }
 }
@@ -147,14 +159,12 @@ pub type FakePorts = Ports<FakePrompts, FakeGenerator, FakeScorer, FakeEstimator
 
 pub struct FakePrompts {
     pub world: World,
-    pub next: u64,
 }
 
 impl Prompts for FakePrompts {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
+    fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
         self.world.call(Call::Prompts)?;
-        self.next += 1;
-        Ok((self.next <= self.world.prompts).then(|| Prompt { id: self.next - 1, ..Prompt::default() }))
+        Ok((number < self.world.prompts).then(|| Prompt { id: number, ..Prompt::default() }))
     }
 }
 
@@ -217,7 +227,7 @@ impl Generator for FakeGenerator {
 pub struct FakeScorer(World);
 
 impl Scorer for FakeScorer {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
+    fn score(&mut self, mut rollout: Rollout) -> Result<Option<Rollout>, Fault> {
         self.0.call(Call::Score)?;
         assert!(rollout.trainable());
         let (number, sample) = (rollout.group.number, u64::from(rollout.sample));
@@ -226,7 +236,7 @@ impl Scorer for FakeScorer {
         } else {
             rollout.reward = Some((draw(&[self.0.seed, 4, number, sample]) % 2) as f32);
         }
-        Ok(())
+        Ok(Some(rollout))
     }
 }
 
@@ -290,6 +300,9 @@ pub struct FakeLog {
 impl Log for FakeLog {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
         self.world.call(Call::Seal)?;
+        let ahead = (self.world.done.load(Ordering::SeqCst) + 1).saturating_sub(step.step);
+        assert!(ahead <= AHEAD, "the learner is {ahead} steps ahead of the log at step {}", step.step);
+        self.world.ahead.fetch_max(ahead, Ordering::SeqCst);
         self.steps.lock().unwrap().push(step);
         Ok(())
     }
@@ -345,21 +358,18 @@ pub fn run(
 }
 
 /// The same, with some of the ports changed on some workers.
-pub fn run_with<L: Learner<Weights = u64> + 'static>(
+pub fn run_with<S: Scorer + 'static, L: Learner<Weights = u64> + 'static>(
     plan: &Plan,
     world: &World,
     workers: usize,
     halt: &Halt,
-    change: impl Fn(usize, FakePorts) -> Ports<FakePrompts, FakeGenerator, FakeScorer, FakeEstimator, L, FakeLog>
-    + Send
-    + Sync
-    + 'static,
+    change: impl Fn(usize, FakePorts) -> Ports<FakePrompts, FakeGenerator, S, FakeEstimator, L, FakeLog> + Send + Sync + 'static,
     each: impl Fn(usize, &Probes) + Send + Sync + 'static,
 ) -> Outcome {
-    world.done.store(plan.start, Ordering::SeqCst);
+    world.done.store(plan.start.version, Ordering::SeqCst);
     let what = format!("{plan:?}, {world:?}");
     let log = Arc::new(Mutex::new(Vec::new()));
-    let census = Census::new();
+    let census = world.census.clone();
     let (told, notices) = mpsc::channel();
     let (plan, world, halt, steps, counts) = (plan.clone(), world.clone(), halt.clone(), Arc::clone(&log), census.clone());
     let told = Mutex::new(told);

@@ -8,6 +8,7 @@ use tidegate_operators::plan::Order;
 use tidegate_operators::record::{Step, Version};
 use tidegate_operators::schedule::Schedule;
 use tidegate_operators::select::{Choice, Selector, Wait};
+use tidegate_operators::start::Start;
 
 /// How a run goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct Instance {
     /// Percent of groups discarded on the way.
     pub discards: u64,
     pub longest: u64,
+    /// How often the run is stopped, or killed, and goes on: percent of the choices.
+    pub stops: u64,
     pub seed: u64,
 }
 
@@ -57,6 +60,10 @@ impl Draws {
 }
 
 impl Instance {
+    pub fn schedule(&self) -> Schedule {
+        Schedule::Pipeline { max_lag: self.max_lag }
+    }
+
     /// Small enough that every corner is met often.
     pub fn small(seed: u64) -> Self {
         let mut draws = Draws(seed);
@@ -73,6 +80,7 @@ impl Instance {
             order: if draws.below(2) == 0 { Order::Arrival } else { Order::Admission },
             discards: [0, 0, 20, 50][draws.below(4) as usize],
             longest: 1 + draws.below(4),
+            stops: [0, 0, 5, 30][draws.below(4) as usize],
             seed,
         }
     }
@@ -87,13 +95,13 @@ pub struct Rule {
 }
 
 impl Rule {
-    fn new(instance: &Instance, reading: Reading) -> Self {
-        let Instance { batch, max_lag, start, steps, order, .. } = *instance;
+    fn new(instance: &Instance, start: &Start, reading: Reading) -> Self {
+        let Instance { batch, steps, order, .. } = *instance;
         Rule {
             reading,
-            admission: Admission::new(Schedule::Pipeline { max_lag }, start, steps, batch, 0),
-            selector: Selector::new(start, steps, batch, 0, order),
-            reference: Reference::new(instance, reading),
+            admission: Admission::new(instance.schedule(), start.clone(), steps, batch),
+            selector: Selector::new(start.clone(), steps, batch, order),
+            reference: Reference::new(instance, start, reading),
         }
     }
 
@@ -150,9 +158,11 @@ impl Rule {
         self.reference.frontier = frontier;
     }
 
-    fn ended(&mut self, admitted: u64) {
-        self.selector.ended(admitted);
-        self.reference.admitted = Some(admitted);
+    fn ended(&mut self) {
+        let groups = self.reference.groups();
+        assert!(!self.right() || self.admission.groups() == groups);
+        self.selector.ended(groups);
+        self.reference.ended = Some(groups);
     }
 
     fn choose(&mut self) -> Result<Choice<u64>, Failure> {
@@ -182,6 +192,8 @@ struct Run {
     seen: Version,
     prompts: u64,
     admitted: u64,
+    /// Number of the first group that was never admitted.
+    next: u64,
     running: Vec<Running>,
     /// On the way to the selector, in any order.
     travelling: Vec<(Running, bool)>,
@@ -215,7 +227,7 @@ enum Move {
 
 /// Runs the instance to its end under a reading of the rule; returns the largest lag of a trained token.
 pub fn run(instance: Instance, reading: Reading) -> Result<u64, Failure> {
-    let rule = Rule::new(&instance, reading);
+    let rule = Rule::new(&instance, &Start::at(instance.start, 0), reading);
     let mut run = Run {
         instance,
         rule,
@@ -225,6 +237,7 @@ pub fn run(instance: Instance, reading: Reading) -> Result<u64, Failure> {
         seen: instance.start,
         prompts: instance.prompts,
         admitted: 0,
+        next: 0,
         running: Vec::new(),
         travelling: Vec::new(),
         waiting: Vec::new(),
@@ -315,6 +328,7 @@ impl Run {
                 self.prompts -= 1;
                 self.admitted += 1;
                 let (header, length) = (self.rule.admit(), 1 + self.draws.below(self.instance.longest));
+                self.next = self.next.max(header.number + 1);
                 self.running.push(Running { header, tokens: Vec::new(), length, generator: (header.number % 2) as usize });
             }
             Move::NoPrompt => self.rule.end(),
@@ -335,9 +349,38 @@ impl Run {
             }
             Move::End => {
                 self.end_known = true;
-                self.rule.ended(self.admitted);
+                self.rule.ended();
             }
+            Move::Choose if self.draws.below(100) < self.instance.stops => self.stop()?,
             Move::Choose => self.choose()?,
+        }
+        Ok(())
+    }
+
+    /// The run ends here and goes on: with the groups that wait, or, if it was killed, without.
+    fn stop(&mut self) -> Result<(), Failure> {
+        let Instance { batch, steps, .. } = self.instance;
+        let clean = self.draws.below(2) == 0;
+        let mut start = Start::at(self.published, self.next);
+        let mut kept: Vec<Running> = if clean { self.waiting.drain(..).collect() } else { Vec::new() };
+        kept.sort_by_key(|group| (group.header.due, group.header.number));
+        for group in &kept {
+            if !start.wait(group.header.due, group.header.number, self.instance.schedule(), steps, batch) {
+                return Err(Failure::Bound);
+            }
+        }
+        let lost =
+            self.running.drain(..).chain(self.travelling.drain(..).map(|(group, _)| group)).chain(self.waiting.drain(..));
+        start.again = lost.map(|group| group.header.number).collect();
+        start.again.sort_unstable();
+        self.prompts += start.again.len() as u64;
+        self.admitted -= start.again.len() as u64;
+        self.rule = Rule::new(&self.instance, &start, self.rule.reading);
+        (self.loaded, self.seen, self.returning) = ([self.published; 2], self.published, 0);
+        (self.view, self.end_known, self.waited) = (Some(0), false, false);
+        for mut group in kept {
+            group.header.earlier = start.earlier(group.header.due, batch);
+            self.travelling.push((group, false));
         }
         Ok(())
     }

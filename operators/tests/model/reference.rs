@@ -6,6 +6,7 @@ use tidegate_operators::lag::Header;
 use tidegate_operators::plan::Order;
 use tidegate_operators::record::{Step, Version};
 use tidegate_operators::select::{Choice, Wait};
+use tidegate_operators::start::Start;
 
 /// How the rule is read. All but the first break it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +42,12 @@ pub struct Reference {
     pub seen: Version,
     pub live: u64,
     pub prompts_ended: bool,
-    /// Due of every group admitted, by number.
-    dues: Vec<Step>,
+    start: Start,
+    /// Number and due of every group since the start, those that waited then first, in order of admission.
+    groups: Vec<(u64, Step)>,
     pub next: Step,
     pub frontier: Option<Step>,
-    pub admitted: Option<u64>,
+    pub ended: Option<u64>,
     /// In order of arrival.
     waiting: Vec<Header>,
     trained: Vec<Header>,
@@ -54,29 +56,35 @@ pub struct Reference {
 }
 
 impl Reference {
-    pub fn new(instance: &Instance, reading: Reading) -> Self {
+    pub fn new(instance: &Instance, start: &Start, reading: Reading) -> Self {
         let mut reference = Reference {
             instance: *instance,
             reading,
-            seen: instance.start,
+            start: start.clone(),
+            seen: start.version,
             live: 0,
             prompts_ended: false,
-            dues: Vec::new(),
-            next: instance.start + 1,
+            groups: start.waiting.iter().map(|(due, number)| (*number, *due)).collect(),
+            next: start.version + 1,
             frontier: Some(0),
-            admitted: None,
+            ended: None,
             waiting: Vec::new(),
             trained: Vec::new(),
             discarded: Vec::new(),
             bounds: vec![u64::MAX; (instance.steps + instance.max_lag + 2) as usize],
         };
-        reference.live = reference.before();
+        reference.live = reference.before() + start.waiting.len() as u64;
         reference
     }
 
-    /// Groups that the runs before trained.
+    /// How many groups there are since the start.
+    pub fn groups(&self) -> u64 {
+        self.groups.len() as u64
+    }
+
+    /// Groups trained before the start.
     fn before(&self) -> u64 {
-        if self.reading == Reading::CountersFromZero { 0 } else { self.instance.start * self.instance.batch }
+        if self.reading == Reading::CountersFromZero { 0 } else { self.start.version * self.instance.batch }
     }
 
     fn due(&self) -> Step {
@@ -92,12 +100,12 @@ impl Reference {
     }
 
     pub fn cap(&self) -> Option<Step> {
-        let all = self.dues.len() as u64 + self.before() >= self.instance.steps * self.instance.batch;
+        let all = self.groups.len() as u64 + self.before() >= self.instance.steps * self.instance.batch;
         let ended = self.prompts_ended || self.seen >= self.instance.steps;
         if ended || all && self.reading == Reading::DroppedAtBudget {
             return None;
         }
-        let used = self.dues.len() as u64 + self.before() >= self.budget();
+        let used = self.groups.len() as u64 + self.before() >= self.budget();
         Some(self.due() + u64::from(used && self.reading == Reading::CapabilityLowered))
     }
 
@@ -106,10 +114,13 @@ impl Reference {
     }
 
     pub fn admit(&mut self) -> Header {
-        let (number, due) = (self.dues.len() as u64, self.due());
-        let earlier = self.before() + self.dues.iter().filter(|other| **other < due).count() as u64;
+        let admitted = self.groups.len() - self.start.waiting.len();
+        let new = |after: usize| self.start.next + after as u64;
+        let number = self.start.again.get(admitted).copied().unwrap_or_else(|| new(admitted - self.start.again.len()));
+        let due = self.due();
+        let earlier = self.before() + self.groups.iter().filter(|(_, other)| *other < due).count() as u64;
         self.live += 1;
-        self.dues.push(due);
+        self.groups.push((number, due));
         Header { number, due, earlier, oldest: self.seen }
     }
 
@@ -136,7 +147,7 @@ impl Reference {
         let stamped = seen.map(|group| group.earlier - Self::count(&self.discarded, group.due - 1)).min();
         let most = due.min(self.instance.steps) * self.instance.batch;
         match (self.reading, stamped) {
-            (Reading::Uncapped, None) => self.before() + self.dues.len() as u64,
+            (Reading::Uncapped, None) => self.before() + self.groups.len() as u64,
             (Reading::Uncapped, Some(stamped)) => stamped,
             (_, stamped) => most.min(stamped.unwrap_or(u64::MAX)),
         }
@@ -151,7 +162,7 @@ impl Reference {
         for due in self.next..self.bounds.len() as u64 {
             let bound = self.bound(due);
             let dead = Self::count(&self.discarded, due);
-            let live = self.before() + self.dues.iter().filter(|other| **other <= due).count() as u64 - dead;
+            let live = self.before() + self.groups.iter().filter(|(_, other)| *other <= due).count() as u64 - dead;
             let last = &mut self.bounds[due as usize];
             if self.reading == Reading::Right && (bound > *last || live > bound) {
                 return Err(Failure::Bound);
@@ -164,15 +175,16 @@ impl Reference {
     pub fn choose(&mut self) -> Result<Choice<u64>, Failure> {
         self.check_bounds()?;
         let accounted = self.frontier.is_none()
-            && self.admitted == Some((self.waiting.len() + self.trained.len() + self.discarded.len()) as u64);
+            && self.ended == Some((self.waiting.len() + self.trained.len() + self.discarded.len()) as u64);
         if (self.waiting.len() as u64) < self.instance.batch || self.next > self.instance.steps {
-            let number = if self.instance.order == Order::Admission { |g: &Header| g.number } else { |_: &Header| 0 };
+            let place = |g: &Header| self.groups.iter().position(|(number, _)| *number == g.number);
+            let place = |g: &Header| if self.instance.order == Order::Admission { place(g) } else { None };
             return Ok(match (accounted, self.waiting.is_empty()) {
                 (false, _) => Choice::Wait(Wait::Any),
                 (true, true) => Choice::Done,
                 (true, false) => {
                     let mut batch = self.waiting.clone();
-                    batch.sort_by_key(number);
+                    batch.sort_by_key(place);
                     Choice::Last(self.train(batch)?)
                 }
             });
@@ -211,7 +223,8 @@ impl Reference {
 
     fn in_order(&self) -> Option<Vec<Header>> {
         let done = |number: u64| self.trained.iter().chain(&self.discarded).any(|group| group.number == number);
-        let numbers = (0..self.dues.len() as u64).filter(|number| !done(*number)).take(self.instance.batch as usize);
+        let numbers = self.groups.iter().map(|(number, _)| *number);
+        let numbers = numbers.filter(|number| !done(*number)).take(self.instance.batch as usize);
         let batch: Vec<Header> =
             numbers.map_while(|number| self.waiting.iter().find(|group| group.number == number).copied()).collect();
         (batch.len() as u64 == self.instance.batch).then_some(batch)

@@ -22,6 +22,9 @@ pub struct Cache {
     hidden: Tensor,
     shown: Tensor,
     step: Step,
+    /// Positions of all slots together that fit into memory.
+    #[cfg(test)]
+    pub room: i64,
 }
 
 /// Positions a slot has room for at first.
@@ -60,6 +63,8 @@ impl Cache {
             hidden: constant(f64::NEG_INFINITY)?,
             shown: constant(0.0)?,
             step,
+            #[cfg(test)]
+            room: i64::MAX,
         })
     }
 
@@ -69,6 +74,8 @@ impl Cache {
             return Ok(());
         }
         let length = length.max(2 * self.length).min(self.max_len.max(length));
+        #[cfg(test)]
+        tests::fits(self, length)?;
         for cache in self.keys.iter_mut().chain(&mut self.values) {
             let (slots, heads, old, dim) = cache.size4()?;
             let larger = Tensor::f_zeros([slots, heads, length, dim], (cache.kind(), cache.device()))?;
@@ -76,6 +83,19 @@ impl Cache {
             *cache = larger;
         }
         self.length = length;
+        Ok(())
+    }
+
+    /// Gives up all slots but these, which become the first ones in this order. Positions that a failed [`open`](Cache::open) or
+    /// [`fill`](Cache::fill) made room for in some layers go too.
+    ///
+    /// # Errors
+    /// No memory for the slots that are left of one layer.
+    pub fn keep(&mut self, slots: &[i64]) -> Result<()> {
+        let slots = Tensor::f_from_slice(slots)?.f_to_device(self.counting.device())?;
+        for cache in self.keys.iter_mut().chain(&mut self.values) {
+            *cache = cache.f_narrow(2, 0, self.length)?.f_index_select(0, &slots)?;
+        }
         Ok(())
     }
 
@@ -130,6 +150,35 @@ impl KeysAndValues for Cache {
 mod tests {
     use super::*;
     use crate::engine::torch::config::{Family, tests::tiny};
+    use crate::engine::torch::memory;
+
+    /// A cache that would not find the memory.
+    pub(super) fn fits(cache: &Cache, length: i64) -> Result<()> {
+        if cache.keys[0].size()[0] * length <= cache.room { Ok(()) } else { Err(memory::tests::refusal()) }
+    }
+
+    /// Catches keys that end up in another's slot, and layers that have grown while others have not.
+    #[test]
+    fn kept_slots_move_together_and_half_grown_layers_shrink() {
+        let config = tiny(Family::Llama);
+        let mut cache = Cache::new(&config, 4, 1 << 10, Device::Cpu).unwrap();
+        let kind = (Kind::Float, Device::Cpu);
+        let prefix = |_: usize| Tensor::rand([config.num_key_value_heads, 50, config.head_dim], kind);
+        let prefixes: Vec<Tensor> = (0..4).map(prefix).collect();
+        for (slot, one) in prefixes.iter().enumerate() {
+            let layers = (0..config.num_hidden_layers).map(|_| (one.shallow_clone(), one.shallow_clone()));
+            cache.fill(slot as i64, &layers.collect::<Vec<_>>()).unwrap();
+        }
+        cache.keys[0] = Tensor::cat(&[&cache.keys[0], &cache.keys[0]], 2);
+        cache.keep(&[3, 1]).unwrap();
+        for layer in cache.keys.iter().chain(&cache.values) {
+            assert_eq!(layer.size()[..3], [2, config.num_key_value_heads, FIRST_LENGTH]);
+            for (slot, one) in [(0, &prefixes[3]), (1, &prefixes[1])] {
+                assert!(layer.select(0, slot).narrow(1, 0, 50).equal(one));
+            }
+        }
+        cache.open(&Tensor::from_slice(&[50_i64, 300]), 300).unwrap();
+    }
 
     /// Catches a cache that takes at once what the longest sequence of a long model would need, and one that loses keys when
     /// it grows.

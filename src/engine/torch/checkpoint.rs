@@ -3,11 +3,11 @@
 //! A folder written here loads in transformers, and a folder written there loads here. The value head has a file of its own,
 //! since other programs' models have none.
 
+use crate::durable::Staged;
 use crate::engine::sampler::uniform;
 use crate::engine::text_file;
 use crate::engine::torch::config::{Config, Configured};
 use crate::engine::torch::layout::{Entry, Layout, ValueHead};
-use crate::engine::torch::staged::Staged;
 use crate::engine::torch::weights::{hashes, little_endian_bytes};
 use crate::error::{Error, Result};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, View, serialize_to_file};
@@ -237,7 +237,7 @@ pub fn save(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy
 pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy_from: Option<&Path>) -> Result<()> {
     let text = format!("{:#}\n", config.to_json());
     let path = folder.join(CONFIG);
-    fs::write(&path, text).map_err(|e| Error::file(&path, e))?;
+    fs::write(&path, text).map_err(|e| Error::write(&path, &e))?;
     let flat = flat.f_detach()?.f_to_device(Device::Cpu)?;
     let (value_head, model): (Vec<_>, Vec<_>) =
         layout.entries.iter().zip(layout.views(&flat)?).map(Stored::of).partition(|stored| stored.value_head);
@@ -249,17 +249,17 @@ pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, cop
         // Transformers refuses a file that does not say whose conventions it follows.
         let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
         let named = tensors.into_iter().map(|stored| (stored.name.clone(), stored));
-        serialize_to_file(named, Some(metadata), &path).map_err(|e| Error::file(&path, e))?;
+        serialize_to_file(named, Some(metadata), &path).map_err(|e| Error::write(&path, &e))?;
     }
     for name in ALONGSIDE {
         let Some(from) = copy_from.map(|folder| folder.join(name)).filter(|path| path.exists()) else { continue };
-        fs::copy(&from, folder.join(name)).map_err(|e| Error::file(&from, e))?;
+        fs::copy(&from, folder.join(name)).map_err(|e| Error::write(&from, &e))?;
     }
     Ok(())
 }
 
 /// A tensor on its way into a file.
-struct Stored {
+pub(super) struct Stored {
     name: String,
     value_head: bool,
     shape: Vec<usize>,
@@ -267,7 +267,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn of((entry, tensor): (&Entry, Tensor)) -> Stored {
+    pub(super) fn of((entry, tensor): (&Entry, Tensor)) -> Stored {
         let shape = entry.shape.iter().map(|&n| n as usize).collect();
         Stored { name: entry.name.clone(), value_head: entry.is_value_head(), shape, tensor }
     }

@@ -13,6 +13,7 @@ use crate::engine::spec::Sampling;
 use crate::engine::torch::cache::Cache;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::layout::Layout;
+use crate::engine::torch::memory;
 use crate::engine::torch::model::Model;
 use crate::engine::torch::weights::Snapshot;
 use crate::error::{Error, Result};
@@ -63,8 +64,9 @@ pub struct TorchGenerator {
 /// A group of which some samples have no slot yet.
 struct Waiting {
     group: Arc<Group>,
-    /// The next sample to enter.
+    /// The next sample to enter, and the one after the last.
     next: u32,
+    end: u32,
     /// Keys and values of the prompt without its last token; None before its first sample enters, or if it has no other.
     prefix: Option<Vec<(Tensor, Tensor)>>,
 }
@@ -108,6 +110,11 @@ impl TorchGenerator {
             layout,
             settings,
         })
+    }
+
+    /// Rollouts that it samples at once: as many as it was told, or as memory allowed.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// Nanoseconds that its thread spent in libtorch so far, on the processor.
@@ -158,7 +165,7 @@ impl TorchGenerator {
             };
             self.slots[slot] = Some(Sequence { rollout, input: last, position: before.len() });
             waiting.next += 1;
-            if waiting.next == waiting.group.size {
+            if waiting.next == waiting.end {
                 self.waiting.pop_front();
             }
         }
@@ -215,6 +222,25 @@ impl TorchGenerator {
         Ok(self.slots[slot].take().map(|sequence| finish(sequence.rollout, stop, &self.settings)))
     }
 
+    /// Goes on with half the slots, where memory ran out. The youngest rollouts start again later: every draw is a function of
+    /// its place alone, so they are as if they had entered then.
+    fn halve(&mut self) -> Result<()> {
+        let left = self.slots.len() / 2;
+        let mut running: Vec<(i64, Sequence)> =
+            (0..).zip(&mut self.slots).filter_map(|(slot, sequence)| Some((slot, sequence.take()?))).collect();
+        running.sort_by_key(|(slot, sequence)| (sequence.rollout.started_ns, *slot));
+        for (_, sequence) in running.drain(left.min(running.len())..).rev() {
+            let (group, next) = (sequence.rollout.group, sequence.rollout.sample);
+            self.waiting.push_front(Waiting { group, next, end: next + 1, prefix: None });
+        }
+        // A slot that nobody is in has keys of nobody.
+        let mut kept: Vec<i64> = running.iter().map(|(slot, _)| *slot).collect();
+        kept.resize(left, 0);
+        self.slots = running.into_iter().map(|(_, sequence)| Some(sequence)).collect();
+        self.slots.resize_with(left, || None);
+        self.cache.keep(&kept)
+    }
+
     fn try_step(&mut self) -> Result<Vec<Rollout>> {
         let mut done = std::mem::take(&mut self.refused);
         if self.running() == 0 {
@@ -225,7 +251,11 @@ impl TorchGenerator {
         let decoded = self.fill_slots(&model).and_then(|()| self.decode(&model));
         self.torch_ns += thread_ns() - started;
         self.model = Some((version, model));
-        decoded?;
+        match decoded {
+            // Nothing was sampled: the next call does the same step with what is left.
+            Err(error) if memory::ran_out(&error) && self.slots.len() > 1 => return self.halve().map(|()| done),
+            decoded => decoded?,
+        }
         for slot in 0..self.slots.len() {
             done.extend(self.sample(slot, version)?);
         }
@@ -307,7 +337,7 @@ impl Generator for TorchGenerator {
     fn start(&mut self, group: Arc<Group>) -> Result<(), Fault> {
         match self.bad_prompt(&group.prompt) {
             Some(why) => self.refused.extend(refuse(&group, &why, self.settings.worker)),
-            None if group.size > 0 => self.waiting.push_back(Waiting { group, next: 0, prefix: None }),
+            None if group.size > 0 => self.waiting.push_back(Waiting { next: 0, end: group.size, group, prefix: None }),
             None => {}
         }
         Ok(())
@@ -318,7 +348,7 @@ impl Generator for TorchGenerator {
     }
 
     fn running(&self) -> usize {
-        let waiting: usize = self.waiting.iter().map(|waiting| (waiting.group.size - waiting.next) as usize).sum();
+        let waiting: usize = self.waiting.iter().map(|waiting| (waiting.end - waiting.next) as usize).sum();
         waiting + self.refused.len() + self.slots.iter().flatten().count()
     }
 }

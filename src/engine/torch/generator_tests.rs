@@ -350,3 +350,41 @@ fn what_cannot_be_sampled_from_is_a_fault() {
         assert_eq!(error.to_string(), message);
     }
 }
+
+/// Catches a rollout that is lost or comes twice, keys in another's slot, slots that come back, and a generator that gives up
+/// while there is something to halve. With one version of the weights, every rollout is the one of a generator with room.
+#[test]
+fn without_memory_it_goes_on_with_fewer_slots() {
+    let long: Vec<u32> = (0..123).map(|i| 3 + i % 40).collect();
+    let groups = || [group(0, 3, &long), group(1, 4, &[16, 23]), group(2, 2, &[42])];
+    let longer = |slots| {
+        let config = Config { max_position_embeddings: 300, ..tiny(Family::Qwen2) };
+        let layout = Layout::of(&config, ValueHead::Present);
+        let settings = Settings { max_len: 300, ..settings(sampling(slots, 12)) };
+        let mut generator = TorchGenerator::new(config, layout.clone(), settings).unwrap();
+        generator.load(0, weights(&layout, 1)).unwrap();
+        generator
+    };
+    let (mut roomy, mut short) = (longer(6), longer(6));
+    // Six slots have room for 128 positions, three for twice that, and nobody for more.
+    short.cache.room = 3 * 256;
+    for generator in [&mut roomy, &mut short] {
+        groups().into_iter().for_each(|group| generator.start(group).unwrap());
+        assert_eq!(generator.running(), 9);
+    }
+    let (all_of_it, with_less) = (all(&mut roomy), all(&mut short));
+    assert_eq!((roomy.slots(), short.slots()), (6, 3));
+    assert_eq!(with_less.len(), 9);
+    assert!(all_of_it.values().all(|rollout| rollout.tokens.len() == 12), "the cache grows in the middle of the first ones");
+    for (place, right) in &all_of_it {
+        let found = &with_less[place];
+        assert_eq!(found.tokens, right.tokens, "{place:?}");
+        // Other slots beside it: the last bits may differ.
+        assert_close(&found.logp_behavior, &right.logp_behavior, 1e-4);
+    }
+    let mut none = longer(2);
+    none.cache.room = 100;
+    none.start(group(0, 2, &long)).unwrap();
+    let fault = (0..12).find_map(|_| none.step().err()).unwrap().to_string();
+    assert!(fault.contains("can't allocate memory") && none.slots() == 1, "{fault}");
+}

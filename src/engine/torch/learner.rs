@@ -9,6 +9,7 @@ use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::gradient::Gradient;
 use crate::engine::torch::layout::{Layout, ValueHead};
+use crate::engine::torch::memory;
 use crate::engine::torch::micro_batch::{Entropy, MicroBatch, input_length, to_host};
 use crate::engine::torch::model::Model;
 use crate::engine::torch::optimizer::{AdamW, clip};
@@ -37,6 +38,9 @@ pub struct TorchLearner {
     open: Option<Open>,
     /// The batch of a step that failed.
     failed: Vec<Rollout>,
+    /// Token slots that fit into memory at once.
+    #[cfg(test)]
+    room: usize,
 }
 
 /// A step that has begun.
@@ -99,6 +103,8 @@ impl TorchLearner {
             optimizer,
             open,
             failed,
+            #[cfg(test)]
+            room: usize::MAX,
         })
     }
 
@@ -115,6 +121,12 @@ impl TorchLearner {
     /// The optimizer, whose state a checkpoint holds.
     pub fn optimizer(&self) -> &AdamW {
         &self.optimizer
+    }
+
+    /// Learns so from its next step on, towards `steps` steps. A critic stays what it is.
+    pub fn relearn(&mut self, learning: &Learning, steps: Step) {
+        self.optimizer.relearn(learning);
+        (self.learning, self.steps) = (learning.clone(), steps);
     }
 
     /// For going on from a checkpoint.
@@ -209,7 +221,8 @@ impl TorchLearner {
         let Open { step, batch, plan, tally, torch_ns, .. } = open;
         let (step, torch_ns) = (*step, *torch_ns);
         let started = thread_ns();
-        let mut metrics = Metrics { step, slots: plan.slots, ..tally.metrics(&self.learning) };
+        let micro_batch_tokens = self.learning.micro_batch_tokens as u64;
+        let mut metrics = Metrics { step, slots: plan.slots, micro_batch_tokens, ..tally.metrics(&self.learning) };
         metrics.lr = self.learning.lr_at(step, self.steps);
         metrics.skipped = plan.micro_batches.is_empty();
         if !metrics.skipped {
@@ -235,8 +248,30 @@ impl TorchLearner {
         if open.done == open.plan.micro_batches.len() {
             return self.update(open).map(Some);
         }
-        self.micro_batch(open)?;
+        let at = open.done;
+        let done = self.micro_batch(open);
+        #[cfg(test)]
+        let done = done.and_then(|()| memory_tests::fits(self.room, open, at));
+        match done {
+            Err(error) if memory::ran_out(&error) => self.begin_smaller(open, at, error)?,
+            done => done?,
+        }
         Ok(None)
+    }
+
+    /// Begins the step anew, after the micro-batch `at` found no memory, with micro-batches of half its size from now on. What
+    /// had been added goes: so the step is a function of its batch and of `micro_batch_tokens`, and a replay comes to its bits.
+    fn begin_smaller(&mut self, open: &mut Open, at: usize, error: Error) -> Result<()> {
+        let members = &open.plan.micro_batches[at];
+        let longest = members.iter().map(|&i| input_length(&open.batch[i])).max().unwrap_or(0);
+        if members.len() < 2 {
+            return Err(Error::engine(format!("one rollout of {longest} tokens"), error));
+        }
+        self.learning.micro_batch_tokens = members.len() * longest / 2;
+        let (weights, plan) = self.planned(&open.batch)?;
+        self.gradient.clear()?;
+        (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, Tally::default());
+        Ok(())
     }
 }
 
@@ -292,5 +327,7 @@ fn fault(message: impl Display) -> Fault {
     Fault::new("train", message)
 }
 
+#[cfg(test)]
+mod memory_tests;
 #[cfg(test)]
 mod tests;

@@ -32,6 +32,17 @@ pub struct State {
     pub updates: u64,
 }
 
+impl State {
+    /// A copy, which later steps do not change.
+    ///
+    /// # Errors
+    /// A device without the room.
+    pub fn copy(&self) -> Result<State> {
+        let copy = |flat: &Tensor| no_grad(|| flat.f_detach_copy()).map_err(engine("optimizer state"));
+        Ok(State { m: copy(&self.m)?, v: copy(&self.v)?, updates: self.updates })
+    }
+}
+
 impl AdamW {
     /// An optimizer that has seen nothing, for the weights `flat` (`[n]`, f32).
     ///
@@ -95,6 +106,12 @@ impl AdamW {
         let _ = scratch.f_mul_scalar_(-lr / correction1)?;
         let _ = p.f_add_(&scratch)?;
         Ok(())
+    }
+
+    /// Updates so from the next one on; what it remembers stays.
+    pub fn relearn(&mut self, learning: &Learning) {
+        let Learning { beta1, beta2, eps, weight_decay, .. } = *learning;
+        (self.beta1, self.beta2, self.eps, self.weight_decay) = (beta1, beta2, eps, weight_decay);
     }
 
     /// For checkpoints.

@@ -28,6 +28,11 @@ impl ToyGenerator {
         ToyGenerator { draw, weights: None, queue: VecDeque::new(), running: Vec::new() }
     }
 
+    /// Rollouts that it samples at once.
+    pub fn slots(&self) -> usize {
+        self.draw.sampling.slots
+    }
+
     /// Moves rollouts from the queue to free slots; gives back those whose prompt cannot be sampled.
     fn fill(&mut self, vocab: usize) -> Vec<Rollout> {
         let mut refused = Vec::new();

@@ -39,6 +39,42 @@ impl ToyLearner {
         ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, open: None }
     }
 
+    /// The last step that is done.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Learns so from its next step on, towards `steps` steps.
+    pub fn relearn(&mut self, learning: &Learning, steps: Step) {
+        (self.learning, self.steps) = (learning.clone(), steps);
+    }
+
+    /// What it remembers besides its weights.
+    pub fn optimizer(&self) -> ToyOptimizer {
+        let moments = self.moments.clone().map(|Moments { first, second }| [first, second]);
+        ToyOptimizer { moments, updates: self.updates as u64 }
+    }
+
+    /// Goes on with what another remembered.
+    ///
+    /// # Errors
+    /// Moments of other tables.
+    pub fn restore(&mut self, optimizer: ToyOptimizer) -> Result<(), String> {
+        for (mine, [first, second]) in self.moments.iter().zip(&optimizer.moments) {
+            if [first.len(), second.len()] != [mine.first.len(); 2] {
+                return Err(format!(
+                    "moments of {} and {} numbers, expected {}",
+                    first.len(),
+                    second.len(),
+                    mine.first.len()
+                ));
+            }
+        }
+        self.moments = optimizer.moments.map(|[first, second]| Moments { first, second });
+        self.updates = i32::try_from(optimizer.updates).unwrap_or(i32::MAX);
+        Ok(())
+    }
+
     /// Why a rollout that is to be trained cannot be.
     fn refuse(&self, rollout: &Rollout) -> Option<String> {
         let n = rollout.tokens.len();
@@ -145,7 +181,8 @@ impl Learner for ToyLearner {
             return Ok(None);
         }
         let metrics = open.tally.metrics(&self.learning);
-        let mut metrics = Metrics { step: open.step, slots: open.slots, ..metrics };
+        let micro_batch_tokens = self.learning.micro_batch_tokens as u64;
+        let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, ..metrics };
         self.update(mem::take(&mut open.gradient), &mut metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }
@@ -206,6 +243,15 @@ impl Coefficients {
             *slot += (self.logp * (chosen - p) - self.entropy * p * (logp + entropy)) / self.temperature;
         }
     }
+}
+
+/// What the learner remembers between steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToyOptimizer {
+    /// Of the logits, then of the values: running means of the gradient, and of its square.
+    pub moments: [[Vec<f32>; 2]; 2],
+    /// Steps that were not skipped.
+    pub updates: u64,
 }
 
 /// Running means of the gradient and of its square.

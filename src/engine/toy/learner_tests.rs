@@ -8,7 +8,6 @@ use crate::kernel::aggregation::Aggregation;
 use tidegate_operators::admit::Prompts;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Reason, Status};
-use tidegate_operators::score::Scorer;
 
 fn learning() -> Learning {
     Learning {
@@ -221,7 +220,7 @@ fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
     for step in 1..=steps {
         generator.load(step - 1, learner.weights().unwrap()).unwrap();
         for _ in 0..4 {
-            let prompt = prompts.next().unwrap().unwrap();
+            let prompt = prompts.prompt(number).unwrap().unwrap();
             generator.start(Arc::new(Group { number, size: 8, prompt, ..Group::default() })).unwrap();
             number += 1;
         }
@@ -229,7 +228,7 @@ fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
         while generator.running() > 0 {
             batch.extend(generator.step().unwrap());
         }
-        batch.iter_mut().for_each(|r| ToyScorer.score(r).unwrap());
+        batch.iter_mut().for_each(|r| ToyScorer.reward(r));
         for i in 0..batch.len() {
             let number = batch[i].group.number;
             let peers = batch.iter().filter(|r| r.group.number == number).filter_map(|r| r.reward).sum::<f32>() / 8.0;

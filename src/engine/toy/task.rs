@@ -9,8 +9,8 @@ use tidegate_operators::score::Scorer;
 /// The id that ends a sequence; it has no text.
 pub const EOS: u32 = 0;
 
-/// Letters by id, from 1.
-const LETTERS: &str = "abcdefghijklmno";
+/// Letters by id, from 1: those of the toy's own words, and the others that generated tasks are written with.
+const LETTERS: &str = "abcdefghijklmnos0123456789+-*=;>:";
 
 /// Number of ids: the letters and [`EOS`].
 pub const VOCAB: usize = LETTERS.len() + 1;
@@ -23,7 +23,7 @@ impl ToyTokenizer {
     /// The ids of `text`.
     ///
     /// # Errors
-    /// A character other than a to o.
+    /// A character that is none of its letters.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let id = |c: char| LETTERS.find(c).map(|i| i as u32 + 1);
         let refuse = |c| Error::engine("toy tokenizer", format!("{c:?} in {text:?} is not one of {LETTERS}"));
@@ -42,23 +42,21 @@ impl ToyTokenizer {
 pub struct ToyPrompts {
     rows: u64,
     limit: u64,
-    next: u64,
 }
 
 impl ToyPrompts {
     /// Prompts that end after `limit`; `rows` (at least 1) of them are an epoch.
     pub fn new(rows: u64, limit: u64) -> Self {
-        ToyPrompts { rows: rows.max(1), limit, next: 0 }
+        ToyPrompts { rows: rows.max(1), limit }
     }
 }
 
 impl Prompts for ToyPrompts {
-    fn next(&mut self) -> Result<Option<Prompt>, Fault> {
-        if self.next >= self.limit {
+    fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
+        if number >= self.limit {
             return Ok(None);
         }
-        let (id, epoch) = (self.next % self.rows, self.next / self.rows);
-        self.next += 1;
+        let (id, epoch) = (number % self.rows, number / self.rows);
         let letter = |i: u64| &LETTERS[(i % 14) as usize..][..1];
         let text = format!("{}{}", letter(id % 3), letter(id / 3));
         let tokens = ToyTokenizer.encode(&text).map_err(|e| Fault::new("prompts", e))?;
@@ -78,14 +76,21 @@ impl Prompts for ToyPrompts {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ToyScorer;
 
-impl Scorer for ToyScorer {
-    fn score(&mut self, rollout: &mut Rollout) -> Result<(), Fault> {
+impl ToyScorer {
+    /// Fills the rollout's reward.
+    pub fn reward(self, rollout: &mut Rollout) {
         let answer = rollout.group.prompt.answer.as_str();
         let starts = if rollout.text.starts_with(answer) { 0.5 } else { 0.0 };
         let ends = if rollout.text == answer && rollout.tokens.last() == Some(&EOS) { 0.5 } else { 0.0 };
         rollout.reward = Some(starts + ends);
         rollout.reward_parts = vec![("starts".to_owned(), starts), ("ends".to_owned(), ends)];
-        Ok(())
+    }
+}
+
+impl Scorer for ToyScorer {
+    fn score(&mut self, mut rollout: Rollout) -> Result<Option<Rollout>, Fault> {
+        self.reward(&mut rollout);
+        Ok(Some(rollout))
     }
 }
 
@@ -106,7 +111,7 @@ mod tests {
     #[test]
     fn prompts_end_and_repeat() {
         let mut prompts = ToyPrompts::new(4, 6);
-        let all = std::iter::from_fn(|| prompts.next().unwrap()).collect::<Vec<_>>();
+        let all = (0..).map_while(|number| prompts.prompt(number).unwrap()).collect::<Vec<_>>();
         let text = all.iter().map(|p| (p.id, p.epoch, p.text.as_str(), p.answer.as_str())).collect::<Vec<_>>();
         let row = [(0, 0, "aa", "b"), (1, 0, "ba", "c"), (2, 0, "ca", "d"), (3, 0, "ab", "b")];
         assert_eq!(text[..4], row);
@@ -120,7 +125,7 @@ mod tests {
         let reward = |tokens: &[u32]| {
             let text = ToyTokenizer.decode(tokens);
             let mut rollout = Rollout { group: group.clone(), tokens: tokens.to_vec(), text, ..Rollout::default() };
-            ToyScorer.score(&mut rollout).unwrap();
+            ToyScorer.reward(&mut rollout);
             rollout.reward
         };
         assert_eq!(reward(&[2, EOS]), Some(1.0));

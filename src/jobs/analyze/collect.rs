@@ -1,4 +1,4 @@
-//! Sums over the rows of a run, one file after the other.
+//! Sums over the rows of a run, one step after the other.
 
 use crate::error::Error;
 use crate::jobs::analyze::kept::{PromptCounts, Top, logp_mean};
@@ -8,7 +8,7 @@ use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::kernel::mean::Mean;
 use crate::store::schema::stop_text;
 use crate::store::{Footer, StepFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tidegate_operators::record::{Rollout, Status};
 
@@ -19,7 +19,7 @@ const NAMED: usize = 20;
 const MAX_TASKS: usize = 64;
 const OTHER_TASKS: &str = "(other tasks)";
 
-/// Which rows of a file count.
+/// Which rows of a step or tail count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// All.
@@ -33,6 +33,8 @@ pub(super) enum Source {
 pub(super) struct Collector {
     run: PathBuf,
     files: Files,
+    read: HashSet<PathBuf>,
+    skipped: HashSet<PathBuf>,
     steps: Option<(u64, u64)>,
     statuses: BTreeMap<String, u64>,
     reward: Mean,
@@ -72,6 +74,8 @@ impl Collector {
         Collector {
             run: run.to_owned(),
             files: Files::default(),
+            read: HashSet::new(),
+            skipped: HashSet::new(),
             steps: None,
             statuses: BTreeMap::new(),
             reward: Mean::default(),
@@ -90,9 +94,9 @@ impl Collector {
         }
     }
 
-    /// Adds a file, the `index`-th of `count`.
-    pub(super) fn file(&mut self, file: StepFile, source: Source, index: usize, count: usize) {
-        self.files.read += 1;
+    /// Adds a step or a tail, the `index`-th of `count`.
+    pub(super) fn part(&mut self, file: StepFile, source: Source, index: usize, count: usize) {
+        self.read.insert(file.path);
         for note in file.notes {
             if self.files.notes.len() < NAMED && !self.files.notes.contains(&note) {
                 self.files.notes.push(note);
@@ -110,9 +114,13 @@ impl Collector {
         }
     }
 
+    /// Whether a file gave an error and nothing else: it holds more steps, and would be read whole for each of them.
+    pub(super) fn gave_up(&self, path: &Path) -> bool {
+        self.skipped.contains(path) && !self.read.contains(path)
+    }
+
     pub(super) fn skip(&mut self, path: &Path, error: &Error) {
-        self.files.skipped += 1;
-        if self.files.skipped_names.len() < NAMED {
+        if self.skipped.insert(path.to_owned()) && self.files.skipped_names.len() < NAMED {
             let text = error.to_string();
             // Its own name first, also where the error is of another file.
             let name = path.display().to_string();
@@ -168,7 +176,9 @@ impl Collector {
         }
     }
 
-    pub(super) fn finish(self) -> RunReport {
+    pub(super) fn finish(mut self) -> RunReport {
+        self.files.read = self.read.difference(&self.skipped).count() as u64;
+        self.files.skipped = self.skipped.len() as u64;
         let task = |(task, sums): (String, TaskSums)| Task {
             task,
             rollouts: sums.length.count(),

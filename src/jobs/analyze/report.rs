@@ -150,10 +150,11 @@ pub struct Times {
     pub queued_s: Option<f64>,
     pub generating_s: Option<f64>,
     pub ready_s: Option<f64>,
-    /// Of the learner, seconds: training; waiting for groups that the lag rule forces; waiting for any groups.
+    /// Of the learner, seconds: training; waiting for groups that the lag rule forces, for any groups, for the log.
     pub training_s: f64,
     pub waiting_forced_s: f64,
     pub waiting_any_s: f64,
+    pub waiting_log_s: f64,
     /// Steps that had nothing to train.
     pub skipped_steps: u64,
 }

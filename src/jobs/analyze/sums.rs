@@ -52,6 +52,7 @@ pub(super) struct TimeSums {
     train_ns: f64,
     wait_forced_ns: f64,
     wait_any_ns: f64,
+    wait_log_ns: f64,
     skipped_steps: u64,
 }
 
@@ -60,6 +61,7 @@ impl TimeSums {
         self.train_ns += metrics.train_ns as f64;
         self.wait_forced_ns += metrics.wait_forced_ns as f64;
         self.wait_any_ns += metrics.wait_any_ns as f64;
+        self.wait_log_ns += metrics.wait_log_ns as f64;
         self.skipped_steps += u64::from(metrics.skipped);
         self.last_ns = self.last_ns.max((metrics.finished_ns > 0).then_some(metrics.finished_ns));
     }
@@ -102,6 +104,7 @@ impl TimeSums {
             training_s: self.train_ns / 1e9,
             waiting_forced_s: self.wait_forced_ns / 1e9,
             waiting_any_s: self.wait_any_ns / 1e9,
+            waiting_log_s: self.wait_log_ns / 1e9,
             skipped_steps: self.skipped_steps,
         }
     }

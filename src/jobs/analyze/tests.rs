@@ -42,7 +42,13 @@ fn trained(rollout: Rollout, reward: f32, advantage: &[f32]) -> Rollout {
 
 fn metrics(step: u64) -> Option<Metrics> {
     let second = SECOND as u64;
-    let times = Metrics { train_ns: 2 * second, wait_forced_ns: second, wait_any_ns: second / 2, ..Metrics::default() };
+    let times = Metrics {
+        train_ns: 2 * second,
+        wait_forced_ns: second,
+        wait_any_ns: second / 2,
+        wait_log_ns: 3 * second,
+        ..Metrics::default()
+    };
     Some(Metrics { step, finished_ns: 5 * SECOND * step as i64 + SECOND, ..times })
 }
 
@@ -140,7 +146,8 @@ fn advantages_times_and_versions() {
         (t.trained_tokens_per_s, t.queued_s, t.generating_s, t.ready_s),
         (Some(0.7), Some(1.0), Some(2.0), Some(0.5))
     );
-    assert_eq!((t.training_s, t.waiting_forced_s, t.waiting_any_s, t.skipped_steps), (4.0, 2.0, 1.0, 0));
+    assert_eq!((t.training_s, t.waiting_forced_s, t.waiting_any_s), (4.0, 2.0, 1.0));
+    assert_eq!((t.waiting_log_s, t.skipped_steps), (6.0, 0));
     assert_eq!((r.versions.mixed, r.versions.longest_task.as_deref()), (Some(0.2), Some("long")));
     let long = &r.versions.tasks[0];
     assert_eq!((&*long.task, long.rollouts), ("long", 3));

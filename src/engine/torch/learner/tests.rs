@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Reason};
 
-const PPO: Loss = Loss::Ppo { clip_low: 0.2, clip_high: 0.28 };
+pub(super) const PPO: Loss = Loss::Ppo { clip_low: 0.2, clip_high: 0.28 };
 
 /// One draw in `low..high`, of a counter.
 fn draw(number: usize, place: usize, low: f64, high: f64) -> f64 {
@@ -20,7 +20,7 @@ fn draw(number: usize, place: usize, low: f64, high: f64) -> f64 {
 }
 
 /// Rollouts of uneven lengths with ids 3.., some tokens masked, behavior near what the tiny model might say.
-fn batch(count: usize) -> Vec<Rollout> {
+pub(super) fn batch(count: usize) -> Vec<Rollout> {
     let id = |number, place| draw(number, place, 3.0, 50.0) as u32;
     let rollout = |number: usize| {
         let (prompt, n) = (draw(number, 0, 1.0, 6.0) as usize, draw(number, 1, 1.0, 14.0) as usize);
@@ -39,12 +39,12 @@ fn batch(count: usize) -> Vec<Rollout> {
     (0..count).map(rollout).collect()
 }
 
-fn learning(loss: Loss) -> Learning {
+pub(super) fn learning(loss: Loss) -> Learning {
     let (lr, lr_schedule, warmup_steps) = (0.01, LrSchedule::Constant, 0);
     Learning { loss, lr, lr_schedule, warmup_steps, grad_clip: 0.0, micro_batch_tokens: 60, ..Learning::default() }
 }
 
-fn learner(family: Family, learning: &Learning, temperature: f64) -> TorchLearner {
+pub(super) fn learner(family: Family, learning: &Learning, temperature: f64) -> TorchLearner {
     let config = tiny(family);
     let layout = Layout::of(&config, ValueHead::Present);
     let flat = spread(&layout, 5);
@@ -64,7 +64,7 @@ fn gradient(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Vec<f32> {
     values(learner.gradient.flat())
 }
 
-fn step(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Trained {
+pub(super) fn step(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Trained {
     learner.begin(learner.version() + 1, batch).unwrap();
     loop {
         if let Some(trained) = learner.work().unwrap() {

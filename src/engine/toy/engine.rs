@@ -1,0 +1,245 @@
+//! The toy as an engine: what makes its halves, and its files.
+
+use super::generator::ToyGenerator;
+use super::learner::{ToyLearner, ToyOptimizer};
+use super::policy::ToyWeights;
+use super::task::{ToyTokenizer, VOCAB};
+use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
+use crate::engine::spec::{Learning, Sampling};
+use crate::error::{Error, Result};
+use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use tidegate_operators::record::{Step, Version};
+
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// Tables in memory.
+#[derive(Clone, Debug)]
+pub struct ToyEngine {
+    weights: ToyWeights,
+}
+
+impl ToyEngine {
+    /// New tables, drawn from `seed`.
+    pub fn new(seed: u64) -> Self {
+        ToyEngine { weights: ToyWeights::initial(VOCAB, seed) }
+    }
+
+    /// The tables of a folder that [`Writer::write`] wrote.
+    ///
+    /// # Errors
+    /// A file that is missing or has other tables.
+    pub fn load(folder: &Path) -> Result<Self> {
+        let path = folder.join(MODEL);
+        let mut tables = read(&path)?.0;
+        let mut take = |name: &str| tables.remove(name).unwrap_or_default();
+        let (logits, values) = (take("logits"), take("values"));
+        if logits.len() != VOCAB.pow(3) || ![0, VOCAB.pow(2)].contains(&values.len()) {
+            let why = format!("{} logits and {} values are not tables of {VOCAB} ids", logits.len(), values.len());
+            return Err(Error::file(path, why));
+        }
+        Ok(ToyEngine { weights: ToyWeights { vocab: VOCAB, logits: Arc::new(logits), values: Arc::new(values) } })
+    }
+
+    /// With a critic, where there is none.
+    #[must_use]
+    pub fn with_critic(self) -> Self {
+        if self.weights.values.is_empty() { ToyEngine { weights: self.weights.with_critic() } } else { self }
+    }
+}
+
+impl Tokenize for ToyTokenizer {
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        ToyTokenizer::encode(self, text)
+    }
+}
+
+impl Engine for ToyEngine {
+    type Weights = ToyWeights;
+    type Generator = ToyGenerator;
+    type Learner = ToyLearner;
+    type Optimizer = ToyOptimizer;
+    type Writer = ToyWriter;
+
+    fn describe(&self) -> String {
+        format!("a table of {} logits", self.weights.logits.len())
+    }
+
+    fn identity(&self) -> Identity {
+        // A critic comes and goes with the specification; the policy is the same.
+        let hashes = self.weights.hashes();
+        let logits = hashes.first().map(|(_, hash)| hash.clone()).unwrap_or_default();
+        Identity { model: logits, tokenizer: format!("toy {VOCAB}") }
+    }
+
+    fn longest(&self) -> usize {
+        usize::MAX
+    }
+
+    fn tokenizer(&self) -> Arc<dyn Tokenize> {
+        Arc::new(ToyTokenizer)
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
+
+    fn hashes(&self) -> Result<Vec<(String, String)>> {
+        Ok(self.weights.hashes())
+    }
+
+    fn parameters(&self) -> u64 {
+        (self.weights.logits.len() + self.weights.values.len()) as u64
+    }
+
+    fn snapshot(&self) -> Result<ToyWeights> {
+        Ok(self.weights.clone())
+    }
+
+    fn set_weights(&mut self, weights: &ToyWeights) {
+        self.weights = weights.clone();
+    }
+
+    fn generator(&self, sampling: &Sampling, seed: u64, _worker: usize) -> Result<ToyGenerator> {
+        Ok(ToyGenerator::new(sampling.clone(), seed))
+    }
+
+    fn slots(generator: &ToyGenerator) -> usize {
+        generator.slots()
+    }
+
+    fn library_ns(_: &ToyGenerator) -> u64 {
+        0
+    }
+
+    fn learner(&self, learning: &Learning, sampling: &Sampling, steps: Step, version: Version) -> Result<ToyLearner> {
+        Ok(ToyLearner::new(self.weights.clone(), version, learning.clone(), sampling, steps))
+    }
+
+    fn version(learner: &ToyLearner) -> Version {
+        learner.version()
+    }
+
+    fn relearn(learner: &mut ToyLearner, learning: &Learning, steps: Step) {
+        learner.relearn(learning, steps);
+    }
+
+    fn optimizer(learner: &ToyLearner) -> Result<ToyOptimizer> {
+        Ok(learner.optimizer())
+    }
+
+    fn restore(&self, folder: &Path, learner: &mut ToyLearner) -> Result<()> {
+        let path = folder.join(OPTIMIZER);
+        let (mut tables, updates) = read(&path)?;
+        let mut take = |name: &str| tables.remove(name).unwrap_or_default();
+        let moments = [[take("logits.m"), take("logits.v")], [take("values.m"), take("values.v")]];
+        learner.restore(ToyOptimizer { moments, updates }).map_err(|why| Error::file(path, why))
+    }
+
+    fn writer(&self) -> ToyWriter {
+        ToyWriter
+    }
+
+    fn set_threads(_: u16) {}
+}
+
+/// Writes tables.
+#[derive(Clone, Copy, Debug)]
+pub struct ToyWriter;
+
+impl Writer<ToyWeights, ToyOptimizer> for ToyWriter {
+    fn write(&self, folder: &Path, weights: &ToyWeights, optimizer: &ToyOptimizer) -> Result<()> {
+        let model = [("logits", &*weights.logits), ("values", &*weights.values)];
+        write(&folder.join(MODEL), model, 0)?;
+        let [[logits_m, logits_v], [values_m, values_v]] = &optimizer.moments;
+        let moments = [("logits.m", logits_m), ("logits.v", logits_v), ("values.m", values_m), ("values.v", values_v)];
+        write(&folder.join(OPTIMIZER), moments, optimizer.updates)
+    }
+}
+
+struct Table<'a> {
+    numbers: &'a [f32],
+    shape: [usize; 1],
+}
+
+impl View for Table<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    fn data_len(&self) -> usize {
+        size_of_val(self.numbers)
+    }
+}
+
+fn write<const N: usize>(path: &Path, tables: [(&str, &Vec<f32>); N], updates: u64) -> Result<()> {
+    let metadata = HashMap::from([("updates".to_owned(), updates.to_string())]);
+    let there = tables.into_iter().filter(|(_, numbers)| !numbers.is_empty());
+    let views = there.map(|(name, numbers)| (name.to_owned(), Table { numbers, shape: [numbers.len()] }));
+    serialize_to_file(views, Some(metadata), path).map_err(|e| Error::file(path, e))
+}
+
+/// The tables of a file, and the number of updates that it says.
+fn read(path: &Path) -> Result<(HashMap<String, Vec<f32>>, u64)> {
+    let bytes = fs::read(path).map_err(|e| Error::file(path, e))?;
+    let refuse = |e: &dyn std::fmt::Display| Error::file(path, format!("not safetensors: {e}"));
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(&e))?;
+    let updates = metadata.metadata().as_ref().and_then(|m| m.get("updates")?.parse().ok()).unwrap_or(0);
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| refuse(&e))?;
+    let mut tables = HashMap::new();
+    for (name, table) in file.tensors() {
+        if table.dtype() != Dtype::F32 {
+            return Err(Error::file(path, format!("tensor {name}: type {:?}, not F32", table.dtype())));
+        }
+        let numbers = table.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        tables.insert(name, numbers.collect());
+    }
+    Ok((tables, updates))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_operators::train::Learner;
+
+    /// Catches a table, a moment or the count of updates that does not come back.
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = ToyEngine::new(5).with_critic();
+        let learning = Learning { value_coef: 0.5, ..Learning::default() };
+        let mut learner = engine.learner(&learning, &Sampling::default(), 9, 4).unwrap();
+        let mut optimizer = ToyEngine::optimizer(&learner).unwrap();
+        optimizer.updates = 3;
+        for (i, table) in optimizer.moments.iter_mut().flatten().enumerate() {
+            table.iter_mut().zip(0..).for_each(|(x, n)| *x = 0.1 * n as f32 + i as f32);
+        }
+        engine.writer().write(dir.path(), &learner.weights().unwrap(), &optimizer).unwrap();
+        let again = ToyEngine::load(dir.path()).unwrap();
+        assert_eq!(again.weights, engine.weights);
+        again.restore(dir.path(), &mut learner).unwrap();
+        assert_eq!(ToyEngine::optimizer(&learner).unwrap(), optimizer);
+        let mut without = ToyEngine::new(5).learner(&Learning::default(), &Sampling::default(), 9, 4).unwrap();
+        let refused = again.restore(dir.path(), &mut without).unwrap_err().to_string();
+        assert!(refused.contains("optimizer.safetensors: "), "{refused}");
+        fs::write(dir.path().join(MODEL), "{}").unwrap();
+        assert!(ToyEngine::load(dir.path()).unwrap_err().to_string().contains("not safetensors"));
+    }
+}

@@ -1,0 +1,138 @@
+//! The course of a run, from where it starts or goes on to its end: evaluate, train, keep, evaluate, report.
+
+use crate::engine::contract::Engine;
+use crate::engine::spec::Sampling;
+use crate::error::{Error, Result};
+use crate::jobs::data::Data;
+use crate::jobs::encode::Encoder;
+use crate::jobs::eval::{Evaluation, Mode, evaluate};
+use crate::jobs::recovery::Origin;
+use crate::jobs::rewards::Rewards;
+use crate::jobs::signals::Interrupt;
+use crate::jobs::summary::{Evaluations, Summary};
+use crate::jobs::training::{self, Training};
+use crate::jobs::{Output, print, say};
+use crate::spec::Spec;
+use crate::store::{RunFolder, write_metrics};
+use crate::tasks::item::Item;
+use crate::tasks::prompts::Use;
+use crate::tasks::source;
+use tidegate_operators::fault::Halt;
+use timely::ExchangeData;
+
+/// What a run is made of, besides its engine.
+pub struct Course {
+    pub spec: Spec,
+    pub rewards: Rewards,
+    pub prompts: source::Prompts,
+    pub held_out: Vec<Item>,
+}
+
+impl Course {
+    /// Reads what the specification names.
+    ///
+    /// # Errors
+    /// A data set or a reward that is not as it must be; completions that would leave no room for a prompt.
+    pub fn new<E: Engine>(spec: Spec, engine: &E) -> Result<Self> {
+        fits(&spec.generate, engine)?;
+        Encoder::new(engine, spec.data.as_ref())?;
+        let rewards = Rewards::start(&spec.reward)?;
+        let model = engine.folder().unwrap_or(&spec.model.path);
+        let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model, purpose: Use::Rollouts };
+        let prompts = data.training(spec.seed, rewards.rule())?;
+        let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
+        Ok(Course { spec, rewards, prompts, held_out })
+    }
+
+    /// Goes from the origin to the end, and reports.
+    ///
+    /// # Errors
+    /// A fault of the dataflow (what was complete is sealed); a signal.
+    pub fn run<E>(
+        self,
+        mut engine: E,
+        origin: Origin<E::Learner>,
+        folder: &RunFolder,
+        interrupt: &Interrupt,
+        output: Output,
+    ) -> Result<()>
+    where
+        E: Engine + 'static,
+        E::Weights: ExchangeData,
+    {
+        let Course { spec, rewards, prompts, held_out } = self;
+        let halt = &interrupt.halt;
+        let evaluations = |when, engine: &E| evaluations(when, &held_out, engine, &spec, &rewards, halt);
+        let before = if origin.start.version == 0 { evaluations("before", &engine)? } else { None };
+        let training = Training { spec: &spec, folder, rewards: &rewards, engine: &engine };
+        let mut outcome = training::train(&training, prompts, origin, halt)?;
+        if let Some(weights) = &outcome.weights {
+            engine.set_weights(weights);
+        }
+        let metrics = write_metrics(folder);
+        let sealed = |steps| say(format_args!("{steps} steps are sealed in {}", folder.path().display()));
+        if let Some((fault, others)) = outcome.faults.split_first() {
+            others.iter().for_each(|other| say(format_args!("also: {other}")));
+            let errors = metrics.err().into_iter().chain(outcome.unkept.take());
+            errors.for_each(|error| say(format_args!("also: {error}")));
+            sealed(outcome.version);
+            say(format_args!("go on     tidegate resume {}", folder.path().display()));
+            return Err(Error::Fault(fault.clone()));
+        }
+        if let Some(error) = metrics.err().or(outcome.unkept.take()) {
+            sealed(outcome.version);
+            return Err(error);
+        }
+        let after = evaluations("after", &engine)?;
+        let summary = Summary::new(&spec, &outcome, before, after);
+        match output {
+            Output::Text => print(&summary)?,
+            Output::Json => print(serde_json::to_string(&summary).unwrap_or_default())?,
+        }
+        interrupt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
+    }
+}
+
+/// The longest completion must leave room for a prompt.
+///
+/// # Errors
+/// It does not.
+pub fn fits<E: Engine>(sampling: &Sampling, engine: &E) -> Result<()> {
+    let (most, longest) = (sampling.max_tokens, engine.longest());
+    if most < longest {
+        return Ok(());
+    }
+    let why = format!("the model's longest sequence, prompt included, is {longest} tokens; leave room for the prompt");
+    Err(Error::config("generate.max_tokens", most, why))
+}
+
+/// None without held-out prompts, and after a halt.
+fn evaluations<E: Engine>(
+    when: &str,
+    items: &[Item],
+    engine: &E,
+    spec: &Spec,
+    rewards: &Rewards,
+    halt: &Halt,
+) -> Result<Option<Evaluations>> {
+    if items.is_empty() {
+        say(format_args!(
+            "held out  none {when} training: eval.prompts is 0, or a file of prompts has no eval.data beside it"
+        ));
+        return Ok(None);
+    }
+    E::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));
+    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, engine, &spec.generate, rewards, mode, spec.seed, halt) };
+    let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
+    if halt.is_set() {
+        return Ok(None);
+    }
+    let rate = |e: &Evaluation| 100.0 * e.total().rate().unwrap_or(0.0);
+    say(format_args!(
+        "held out  {when} training: {:.1} % sampled, {:.1} % greedy of {} prompts",
+        rate(&evaluations.sampled),
+        rate(&evaluations.greedy),
+        items.len()
+    ));
+    Ok(Some(evaluations))
+}

@@ -1,0 +1,212 @@
+//! Where a run goes on: its newest checkpoint, the sealed steps after it trained again, and what its log says of the groups.
+//!
+//! The log is the truth. A checkpoint only saves the time to train from the start, and must agree with the log.
+
+use crate::crash;
+use crate::engine::contract::{Engine, Identity};
+use crate::error::{Error, Result};
+use crate::jobs::lent::Lent;
+use crate::jobs::retrace::Retrace;
+use crate::jobs::verdict::{Check, Verdict};
+use crate::jobs::{replay, say};
+use crate::spec::Spec;
+use crate::store::ledger::{Ledger, State};
+use crate::store::{Footer, LogReader, Part, RunFolder};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use tidegate_operators::fault::Halt;
+use tidegate_operators::record::{Estimated, Rollout, Status, Step};
+use tidegate_operators::start::Start;
+use timely::ExchangeData;
+
+/// All that a run starts with, or goes on with.
+pub struct Origin<L> {
+    /// Of the model that the run started from.
+    pub identity: Identity,
+    pub learner: L,
+    /// After the last sealed step.
+    pub state: State,
+    pub start: Start,
+    /// The groups that wait, as `start` says.
+    pub waiting: Vec<Estimated>,
+}
+
+impl<L> Origin<L> {
+    /// The origin of a run that starts at nothing.
+    ///
+    /// # Errors
+    /// Not enough memory for its learner.
+    pub fn new<E: Engine<Learner = L>>(engine: &E, spec: &Spec) -> Result<Self> {
+        let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
+        let (state, start) = (State::default(), Start::default());
+        Ok(Origin { identity: engine.identity(), learner, state, start, waiting: Vec::new() })
+    }
+}
+
+/// Whether replayed steps must be the recorded ones, bit for bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bits {
+    Same,
+    /// They may differ: another machine, or another build.
+    Any,
+}
+
+/// Finds where the run in `folder` goes on. `open` makes the engine of a model folder.
+///
+/// # Errors
+/// A log with a step missing, or damaged; a model that is not the one that the run started from; replayed steps that differ from
+/// the recorded ones.
+pub fn recover<E>(
+    spec: &Spec,
+    folder: &RunFolder,
+    bits: Bits,
+    halt: &Halt,
+    open: impl Fn(Option<&Path>) -> Result<E>,
+) -> Result<(E, Origin<E::Learner>)>
+where
+    E: Engine + 'static,
+    E::Weights: ExchangeData,
+{
+    let mut log = LogReader::open(folder)?;
+    let sealed: Vec<Step> = log.steps().collect();
+    let last = sealed.len() as Step;
+    if let Some((step, expected)) = sealed.iter().zip(1..).find(|(step, expected)| *step != expected) {
+        let why = format!("holds step {step} but not step {expected}: a file of the log is missing, and nothing can go on");
+        return Err(Error::file(folder.rollouts(), why));
+    }
+    let first = if last > 0 { Some(log.footer(1)?) } else { None };
+    let (engine, learner, mut state) = newest(spec, folder, &mut log, first.as_ref(), &open)?;
+    crash::at("resume: loaded");
+    let learner = again::<E>(spec, folder, state.step..last, learner, bits, halt)?;
+    crash::at("resume: replayed");
+    for step in state.step + 1..=last {
+        let file = log.step(step)?;
+        state.groups.account_rows(&file.rollouts);
+        if let Some(metrics) = file.footer.metrics {
+            state = State::after(&metrics, state.groups);
+        }
+    }
+    let mut start = Start { finished_ns: state.finished_ns, ..Start::at(last, 0) };
+    let waiting = waiting(spec, &mut log, &mut state.groups, &mut start)?;
+    let identity = first
+        .map_or_else(|| engine.identity(), |Footer { info, .. }| Identity { model: info.model, tokenizer: info.tokenizer });
+    Ok((engine, Origin { identity, learner, state, start, waiting }))
+}
+
+/// The newest checkpoint that can be used, and if there is none, the beginning.
+fn newest<E: Engine>(
+    spec: &Spec,
+    folder: &RunFolder,
+    log: &mut LogReader,
+    first: Option<&Footer>,
+    open: &impl Fn(Option<&Path>) -> Result<E>,
+) -> Result<(E, E::Learner, State)> {
+    let mut steps = folder.checkpointed_steps()?;
+    steps.retain(|step| log.path(Part::Step(*step)).is_some());
+    for step in steps.into_iter().rev() {
+        let path = folder.checkpoint(step);
+        match at_checkpoint(spec, folder, log, step, open) {
+            Ok(found) => return Ok(found),
+            Err(error) => say(format_args!("note      {} cannot be used: {error}; going back", path.display())),
+        }
+    }
+    let engine = open(None)?;
+    if let Some(Footer { info, .. }) = first {
+        let Identity { model, tokenizer } = engine.identity();
+        replay::same(&spec.model.path, "model", &info.model, &model)?;
+        replay::same(&spec.model.path, "tokenizer", &info.tokenizer, &tokenizer)?;
+    }
+    let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
+    Ok((engine, learner, State::default()))
+}
+
+fn at_checkpoint<E: Engine>(
+    spec: &Spec,
+    folder: &RunFolder,
+    log: &mut LogReader,
+    step: Step,
+    open: &impl Fn(Option<&Path>) -> Result<E>,
+) -> Result<(E, E::Learner, State)> {
+    let path = folder.checkpoint(step);
+    let state = State::read(&path)?;
+    let recorded = log.footer(step)?.metrics.unwrap_or_default().weights;
+    let engine = open(Some(&path))?;
+    let found = engine.hashes()?;
+    for (weights, what) in [(&state.weights, "its state.json"), (&recorded, "the log")] {
+        if *weights != found {
+            return Err(Error::file(&path, format!("its weights are not those that {what} has for step {step}")));
+        }
+    }
+    let mut learner = engine.learner(&spec.learn, &spec.generate, spec.steps, step)?;
+    engine.restore(&path, &mut learner)?;
+    Ok((engine, learner, state))
+}
+
+/// Trains the sealed steps after a checkpoint again.
+fn again<E>(
+    spec: &Spec,
+    folder: &RunFolder,
+    steps: std::ops::Range<Step>,
+    learner: E::Learner,
+    bits: Bits,
+    halt: &Halt,
+) -> Result<E::Learner>
+where
+    E: Engine + 'static,
+    E::Weights: ExchangeData,
+{
+    if steps.is_empty() {
+        return Ok(learner);
+    }
+    say(format_args!("resume    training steps {} to {} again from the log", steps.start + 1, steps.end));
+    let retrace = Retrace { folder, spec, sets: &[], after: steps.start, last: steps.end };
+    let (lent, home) = Lent::new(learner);
+    let threads = spec.learner_threads();
+    let verdict = match bits {
+        Bits::Same => Verdict::Check(Check::default()),
+        Bits::Any => Verdict::WhatIf(Default::default()),
+    };
+    let (verdict, faults) = retrace.train::<E>(lent, verdict, halt, threads)?;
+    if let Some(difference) = verdict.difference() {
+        let why = "another machine, build or number of threads gives other bits (--force goes on all the same)";
+        return Err(Error::Mismatch(format!("{difference}: {why}")));
+    }
+    if let Some(fault) = faults.into_iter().next() {
+        return Err(Error::Fault(fault));
+    }
+    let learner = home.take().filter(|learner| E::version(learner) == steps.end);
+    learner.ok_or_else(|| Error::engine("resume", "stopped before all sealed steps were trained again"))
+}
+
+/// The groups that were complete and not trained, from the tails, newest first; all else that is missing is admitted again.
+fn waiting(spec: &Spec, log: &mut LogReader, groups: &mut Ledger, start: &mut Start) -> Result<Vec<Estimated>> {
+    let plan = spec.plan();
+    let mut found: BTreeMap<(Step, u64), Vec<Rollout>> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    for part in log.parts().into_iter().rev().filter(|part| matches!(part, Part::Tail(_))) {
+        let rows = log.read(part)?.rollouts;
+        groups.account_rows(&rows);
+        for group in rows.chunk_by(|a, b| a.group.number == b.group.number) {
+            let number = group[0].group.number;
+            if group.iter().any(|row| row.status == Status::Waiting) && seen.insert(number) {
+                found.insert((group[0].group.due, number), group.to_vec());
+            }
+        }
+    }
+    found.retain(|(_, number), rows| !groups.has(*number) && rows.len() == rows[0].group.size as usize);
+    start.next = found.keys().map(|(_, number)| number + 1).max().unwrap_or(0).max(groups.next());
+    found.retain(|(due, number), _| start.wait(*due, *number, plan.schedule, plan.steps, plan.batch_groups));
+    let waits: BTreeSet<u64> = start.waiting.iter().map(|(_, number)| *number).collect();
+    let unaccounted = groups.missing().iter().copied().chain(groups.next()..start.next);
+    start.again = unaccounted.filter(|number| !waits.contains(number)).collect();
+    Ok(found.into_values().map(estimated).collect())
+}
+
+fn estimated(mut rollouts: Vec<Rollout>) -> Estimated {
+    for rollout in &mut rollouts {
+        (rollout.step, rollout.order) = (0, 0);
+        rollout.logp_current.clear();
+    }
+    rollouts.sort_unstable_by_key(|rollout| rollout.sample);
+    Estimated { group: rollouts[0].group.clone(), rollouts, discarded: None }
+}

@@ -1,0 +1,127 @@
+//! `resume`: go on with a run that was stopped, killed, or that failed.
+
+use crate::engine::contract::Engine;
+use crate::error::{Error, Result};
+use crate::jobs::course::Course;
+use crate::jobs::recovery::{Bits, recover};
+use crate::jobs::run::{plan, torch, toy};
+use crate::jobs::{Output, say, signals};
+use crate::spec::{EngineKind, Spec};
+use crate::store::{LogReader, RunFolder, read_json_rows};
+use std::fs;
+use std::path::{Path, PathBuf};
+use timely::ExchangeData;
+
+/// What to go on with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub run: PathBuf,
+    /// Changes to the run's specification.
+    pub sets: Vec<String>,
+    pub bits: Bits,
+    pub output: Output,
+}
+
+/// Goes on with a run from its last sealed step.
+///
+/// # Errors
+/// A folder that holds no run, or one that another process writes into; a change to the specification that a run cannot take in
+/// its middle; as [`run`](crate::jobs::run::run).
+pub fn resume(options: &Options) -> Result<()> {
+    let viewed = RunFolder::view(&options.run)?;
+    let lock = viewed.lock()?;
+    let folder = RunFolder::open(&options.run)?;
+    let mut spec = specification(&folder, &options.sets)?;
+    // The folder may have been moved since.
+    folder.path().clone_into(&mut spec.output);
+    let result = match spec.model.engine {
+        EngineKind::Torch => go_on(&folder, spec, options, torch),
+        EngineKind::Toy => go_on(&folder, spec, options, toy),
+    };
+    drop(lock);
+    result
+}
+
+fn go_on<E>(
+    folder: &RunFolder,
+    spec: Spec,
+    options: &Options,
+    open: impl Fn(&Spec, Option<&Path>) -> Result<E>,
+) -> Result<()>
+where
+    E: Engine + 'static,
+    E::Weights: ExchangeData,
+{
+    if folder.sealed_steps()?.len() as u64 >= spec.steps && is_finished(folder)? {
+        let why = format!("all of them are done; to train further, --set steps={}", spec.steps + spec.steps.max(1));
+        return Err(Error::config("steps", spec.steps, why));
+    }
+    let interrupt = signals::halt_on_signals()?;
+    let recovered = recover(&spec, folder, options.bits, &interrupt.halt, |at| open(&spec, at));
+    let (engine, mut origin) = match (recovered, interrupt.signal()) {
+        (Err(_), Some(signal)) => return Err(Error::Signal(signal)),
+        (recovered, _) => recovered?,
+    };
+    E::relearn(&mut origin.learner, &spec.learn, spec.steps);
+    let course = Course::new(spec, &engine)?;
+    folder.write_spec(&course.spec.to_text())?;
+    say(plan(&course.spec, &engine));
+    let (start, waiting) = (&origin.start, origin.waiting.len());
+    say(format_args!(
+        "resume    after step {} of {}: {waiting} groups wait, {} are sampled again, new ones from number {}",
+        start.version,
+        course.spec.steps,
+        start.again.len(),
+        start.next
+    ));
+    course.run(engine, origin, folder, &interrupt, options.output)
+}
+
+/// Whether a run whose steps are done also has all that is written after the last one.
+fn is_finished(folder: &RunFolder) -> Result<bool> {
+    let sealed = folder.sealed_steps()?;
+    let kept = folder.checkpointed_steps()?.last() == sealed.last();
+    let derived = read_json_rows(&folder.metrics()).is_ok_and(|rows| rows.count() == sealed.len());
+    Ok(kept && derived)
+}
+
+/// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
+/// bound, other batches, other draws.
+const HARMLESS: [&str; 10] = [
+    "steps",
+    "output",
+    "checkpoint.",
+    "eval.",
+    "estimate.discard_limit",
+    "generate.slots",
+    "generate.time_limit_s",
+    "learn.",
+    "workers.generators",
+    "workers.generator_threads",
+];
+
+/// The run's specification, changed by `spec.toml` (if somebody edited it) and by `sets`; against that of the last sealed step.
+fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
+    let path = folder.spec();
+    let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+    let spec = Spec::from_text(&text, sets)?;
+    let mut log = LogReader::open(folder)?;
+    let Some(last) = log.steps().last() else { return Ok(spec) };
+    let recorded = Spec::from_text(&log.footer(last)?.info.spec, &[])?;
+    let (recorded, now) = (recorded.keys(), spec.keys());
+    for key in recorded.keys().chain(now.keys()) {
+        let (then, now) = (recorded.get(key), now.get(key));
+        let critic = key == "learn.value_coef";
+        if then == now || HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && !critic {
+            continue;
+        }
+        let shown = |value: Option<&String>| value.map_or_else(|| "nothing".to_owned(), Clone::clone);
+        let why = format!(
+            "the run has {} and cannot change it in its middle; it can change {}",
+            shown(then),
+            HARMLESS.map(|key| if key.ends_with('.') { format!("{key}*") } else { key.to_owned() }).join(", ")
+        );
+        return Err(Error::config(key, shown(now), why));
+    }
+    Ok(spec)
+}
