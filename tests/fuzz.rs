@@ -26,6 +26,7 @@ use tidegate::engine::torch::policy::Policy;
 use tidegate::jobs::data::Data;
 use tidegate::spec::Spec;
 use tidegate::store::{FooterInfo, ParquetLog, RunFolder, read_step};
+use tidegate::tasks::outside::protocol;
 use tidegate::tasks::prompts::Use;
 use tidegate::tasks::reward::Reward;
 use tidegate::tasks::spec::{DataSpec, RewardSpec};
@@ -295,6 +296,46 @@ fn rollout_files() {
         &["PAR1", "tokens", "status", "list", "element", "trained", "discarded: bad prompt: "],
         read,
     );
+}
+
+/// What a reward program wrote. A reward that is taken is a number, whatever stands in the line.
+#[test]
+fn reward_answers() {
+    let words = &[
+        "NaN",
+        "-Infinity",
+        "1e400",
+        "-0.0",
+        "true",
+        "null",
+        "\"id\":",
+        "\"reward\":",
+        "\\",
+        "\"",
+        "\u{1}",
+        "{",
+        "}",
+        "[",
+        "é",
+    ];
+    let corpus = [
+        r#"{"id": 7, "reward": 0.5, "parts": {"correct": 1, "format": 0.0}}"#,
+        r#"{"id": 18446744073709551615, "reward": NaN, "parts": {"a\"b": -1e400}}"#,
+        r#"{"id": 0, "error": "no \u00e9 answer"}"#,
+    ];
+    let read = |bytes: &[u8]| {
+        let value = protocol::parse(&String::from_utf8_lossy(bytes));
+        let Some((_, answer)) = value.as_ref().and_then(protocol::answer) else { return false };
+        match answer {
+            Ok(answer) => {
+                let numbers = answer.parts.iter().map(|(_, number)| *number).chain([answer.reward]);
+                assert!(numbers.into_iter().all(|number| number.is_finite() && number.to_bits() != (-0.0f32).to_bits()));
+            }
+            Err(failure) => assert!(failure.to_string().len() < 2000, "{failure}"),
+        }
+        true
+    };
+    fuzz("reward answers", corpus.map(|line| line.as_bytes().to_vec()).to_vec(), words, read);
 }
 
 /// Small enough to be loaded some hundred times a second.
