@@ -139,7 +139,9 @@ impl<D: Log + Send + 'static> Queue<D> {
             self.writer = Some(Writer::start(log, self.waker.clone())?);
         }
         // One that has ended has a fault to tell of, which is still to be heard.
-        let _ = self.writer.as_ref().map(|writer| writer.steps.send(step));
+        if let Some(writer) = &self.writer {
+            let _ = writer.steps.send(step);
+        }
         Ok(())
     }
 
