@@ -116,8 +116,16 @@ soak: libtorch ## kill and resume runs KILLS=200 times; what it has done is kept
 bench: libtorch ## measure
 	$(CARGO) bench
 
+# Without cargo-deny the licences are held by tests/licences.rs; data about security holes must have been fetched.
+.PHONY: deny
+deny: ## licences, sources and security holes of dependencies, where cargo-deny is installed
+	@if ! command -v cargo-deny >/dev/null; then echo "deny: no cargo-deny here (cargo install cargo-deny)"; exit 0; fi; \
+	$(CARGO) deny --offline check licenses bans sources || exit 1; \
+	if ls -d "$${CARGO_HOME:-$$HOME/.cargo}"/advisory-dbs/*/ >/dev/null 2>&1; then $(CARGO) deny --offline check advisories; \
+	else echo "deny: no data about security holes here (cargo deny fetch db)"; fi
+
 .PHONY: lint
-lint: libtorch ## format, clippy and docs, with warnings as errors
+lint: libtorch deny ## format, clippy and docs, with warnings as errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps

@@ -136,7 +136,10 @@ struct Score<S: Scorer> {
 impl<S: Scorer> Score<S> {
     fn tell(&mut self, waker: Waker) -> Result<(), Fault> {
         let Some(scorer) = &mut self.scorer else { return Ok(()) };
-        guarded("score", || Ok(scorer.wake_with(waker)))
+        guarded("score", || {
+            scorer.wake_with(waker);
+            Ok(())
+        })
     }
 
     /// Sends on what is finished, and scores or hands over what is queued, for a while.

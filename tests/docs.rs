@@ -19,7 +19,7 @@ use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::fit::TooLong;
 use tidegate::tasks::generated::Kind;
-use tidegate::tasks::spec::{DataSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
+use tidegate::tasks::spec::{CommandSpec, DataSpec, HttpSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
 use tidegate_operators::plan::{Order, ShortBatch};
 use tidegate_operators::record::{Metrics, Reason, SealedStep, Status, Stop};
 use tidegate_operators::seal::Log;
@@ -78,8 +78,20 @@ fn without(mut keys: Table, sections: &[&str]) -> Table {
     keys
 }
 
-const SECTIONS: [&str; 11] =
-    ["model", "data", "task", "reward", "batch", "schedule", "workers", "generate", "estimate", "learn", "eval"];
+const SECTIONS: [&str; 12] = [
+    "model",
+    "data",
+    "task",
+    "reward",
+    "batch",
+    "schedule",
+    "workers",
+    "generate",
+    "estimate",
+    "learn",
+    "checkpoint",
+    "eval",
+];
 
 fn data() -> DataSpec {
     DataSpec { answer: Some("a".to_owned()), system: Some("s".to_owned()), ..DataSpec::new("a.jsonl") }
@@ -108,8 +120,12 @@ fn every_key_of_a_run_has_its_row_and_default() {
     let reward = |spec| table::<RewardSpec>(&spec);
     let mut every = reward(RewardSpec::Numeric { after: Some("#".to_owned()), tolerance: 1e-6 });
     every.extend(reward(RewardSpec::Regex { pattern: "x".to_owned() }));
-    let defaults =
-        Table::from_iter([("kind", "task".into()), ("tolerance", Value::Float(1e-6))].map(|(k, v)| (k.into(), v)));
+    let command = CommandSpec::new(vec!["x".to_owned()]);
+    let outside = [reward(RewardSpec::Http(HttpSpec::new("http://x"))), reward(RewardSpec::Command(command))];
+    let own = [("kind", "task".into()), ("tolerance", Value::Float(1e-6))].map(|(key, value)| (key.to_owned(), value));
+    let mut defaults: Table = outside.iter().flatten().map(|(key, value)| (key.clone(), value.clone())).chain(own).collect();
+    ["command", "url"].iter().for_each(|required| drop(defaults.remove(*required)));
+    outside.into_iter().for_each(|keys| every.extend(keys));
     found.extend(wrong(&page, "## `[reward]`", &every, &defaults));
     assert!(found.is_empty(), "docs/spec.md\n{}", found.join("\n"));
 }
@@ -185,6 +201,28 @@ fn type_text(of: &DataType) -> String {
         }
         other => panic!("no column has the type {other}"),
     }
+}
+
+/// `file::name` of a test that is not there.
+fn missing_tests(page: &str) -> Vec<String> {
+    let named = Regex::new(r"`([\w/]+\.rs)::(\w+)`").unwrap();
+    let there = |file: &str, name: &str| {
+        let text = fs::read_to_string(root().join(file)).unwrap_or_default();
+        text.contains(&format!("fn {name}("))
+    };
+    let found = named.captures_iter(page).filter(|found| !there(&found[1], &found[2]));
+    found.map(|found| found[0].to_owned()).collect()
+}
+
+#[test]
+fn hard_cases_have_their_tests() {
+    let page = page("docs/hard-cases.md");
+    for case in 1..=24 {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {case} |")));
+        assert!(row.is_some_and(|row| row.contains("::")), "docs/hard-cases.md: case {case} has no test");
+    }
+    assert_eq!(missing_tests(&page), [""; 0], "docs/hard-cases.md names tests that are not there");
+    assert_eq!(missing_tests("| `tests/docs.rs::no_such_test` | `no/file.rs::page` |").len(), 2);
 }
 
 #[test]

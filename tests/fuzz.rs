@@ -8,6 +8,8 @@
 use arrow::array::RecordBatch;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::basic::{Compression, GzipLevel, ZstdLevel};
+use parquet::file::properties::WriterProperties;
 use peak_alloc::PeakAlloc;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -187,7 +189,7 @@ fn prompts(file: PathBuf, model: &Path, purpose: Use) -> bool {
     let data = DataSpec { epochs: 1, ..DataSpec::new(file) };
     let reward = Reward::new(&RewardSpec::Numeric { after: None, tolerance: 0.0 }).unwrap();
     let data = Data { file: Some(&data), tasks: &[], model, purpose };
-    data.training(1, &reward).map(|prompts| prompts.for_each(drop)).is_ok()
+    data.training(1, Some(&reward)).map(|prompts| prompts.for_each(drop)).is_ok()
 }
 
 #[test]
@@ -207,17 +209,16 @@ fn prompts_in_lines() {
 }
 
 /// The rows of `json`, one a line, as a Parquet file.
-fn parquet(json: &str, groups: usize) -> Vec<u8> {
+fn parquet(json: &str, groups: usize, compression: Compression) -> Vec<u8> {
     let (schema, _) = arrow::json::reader::infer_json_schema(json.as_bytes(), None).unwrap();
     let reader = arrow::json::ReaderBuilder::new(Arc::new(schema)).build(json.as_bytes()).unwrap();
-    written(reader.map(Result::unwrap).collect(), groups)
+    written(reader.map(Result::unwrap).collect(), groups, compression)
 }
 
-fn written(batches: Vec<RecordBatch>, groups: usize) -> Vec<u8> {
+fn written(batches: Vec<RecordBatch>, groups: usize, compression: Compression) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let properties =
-        parquet::file::properties::WriterProperties::builder().set_max_row_group_row_count(Some(groups)).build();
-    let mut writer = ArrowWriter::try_new(&mut bytes, batches[0].schema(), Some(properties)).unwrap();
+    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(groups)).set_compression(compression);
+    let mut writer = ArrowWriter::try_new(&mut bytes, batches[0].schema(), Some(properties.build())).unwrap();
     batches.iter().for_each(|batch| writer.write(batch).unwrap());
     writer.close().unwrap();
     bytes
@@ -228,8 +229,13 @@ fn prompts_in_parquet() {
     let lines = |name: &str| fs::read_to_string(bundled("data/prompts").join(name)).unwrap();
     let plain = r#"{"prompt": "1+1=", "answer": "2"}
         {"prompt": "1+2=", "answer": "3"}"#;
-    let corpus =
-        vec![parquet(&lines("arithmetic-verl.jsonl"), 4), parquet(&lines("arithmetic-pairs.jsonl"), 100), parquet(plain, 1)];
+    let corpus = vec![
+        parquet(&lines("arithmetic-verl.jsonl"), 4, Compression::UNCOMPRESSED),
+        parquet(&lines("arithmetic-pairs.jsonl"), 100, Compression::SNAPPY),
+        parquet(&lines("arithmetic.jsonl"), 100, Compression::ZSTD(ZstdLevel::default())),
+        parquet(&lines("arithmetic.jsonl"), 100, Compression::GZIP(GzipLevel::default())),
+        parquet(plain, 1, Compression::LZ4_RAW),
+    ];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.parquet");
     let read = |bytes: &[u8]| {
@@ -268,7 +274,11 @@ fn rollouts() -> Vec<Vec<u8>> {
     let path = run.log_file(tidegate::store::layout::LogFile::Step(1));
     let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(&path).unwrap()).unwrap().build().unwrap();
     let rows: Vec<RecordBatch> = reader.map(Result::unwrap).collect();
-    vec![bytes(&path), written(rows.clone(), 100), written(rows, 1)]
+    vec![
+        bytes(&path),
+        written(rows.clone(), 100, Compression::UNCOMPRESSED),
+        written(rows, 1, Compression::ZSTD(ZstdLevel::default())),
+    ]
 }
 
 #[test]

@@ -99,7 +99,7 @@ proptest! {
             for sealed in outcome.sealed {
                 if sealed.metrics.is_some() { steps.push(sealed) } else { tail = sealed.rollouts }
             }
-            let end = if draw(&[seed, round, 1]) % 2 == 0 { End::Stopped } else { End::Killed };
+            let end = if draw(&[seed, round, 1]).is_multiple_of(2) { End::Stopped } else { End::Killed };
             if end == End::Killed {
                 steps.truncate((draw(&[seed, round, 2]) % (steps.len() as u64 + 1)) as usize);
                 tail = Vec::new();

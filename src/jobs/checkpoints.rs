@@ -8,11 +8,14 @@ use crate::crash;
 use crate::durable::{self, Staged};
 use crate::engine::contract::{Engine, Writer};
 use crate::error::{Error, Result};
+use crate::jobs::best::{self, Best};
 use crate::jobs::lent::{Home, Lent};
+use crate::jobs::progress::Counters;
 use crate::jobs::say;
 use crate::spec::CheckpointSpec;
 use crate::store::ledger::{Ledger, State};
-use crate::store::{Limits, RunFolder, compact};
+use crate::store::{Compacted, Limits, RunFolder, compact};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,15 +64,18 @@ impl<E: Engine + 'static> Checkpoints<E> {
         state: State,
         learner: E::Learner,
         log: D,
+        counters: &Arc<Counters>,
+        best: Option<Best<E>>,
     ) -> Result<(Self, Watched<E>, Accounted<E, D>)> {
         let (sender, messages) = channel();
         let busy = Arc::new(AtomicBool::new(false));
         let newest = folder.checkpointed_steps()?.last().copied();
-        let desk = Desk { folder: folder.clone(), keep: spec.keep, writer: engine.writer(), newest, busy: busy.clone() };
+        let (folder, writer) = (folder.clone(), engine.writer());
+        let desk = Desk { folder, keep: spec.keep, writer, newest, busy: busy.clone(), told: HashSet::new(), best };
         let thread = std::thread::spawn(move || desk.serve(&messages));
         let (lent, home) = Lent::new(learner);
         let due = Due { steps: spec.every_steps, minutes: spec.every_minutes, step: state.step, at: Instant::now() };
-        let learner = Watched { learner: lent, due, busy, sender: sender.clone() };
+        let learner = Watched { learner: lent, due, busy, sender: sender.clone(), counters: Arc::clone(counters) };
         let groups = state.groups.clone();
         let state = Arc::new(Mutex::new(state));
         let log = Accounted { log, groups, sender, state: Arc::clone(&state) };
@@ -90,6 +96,7 @@ impl<E: Engine + 'static> Checkpoints<E> {
             if desk.newest != Some(version) {
                 let copied = Copied { version, weights: copy.clone(), optimizer: E::optimizer(&learner)? };
                 unkept = desk.write(&copied, &state).err();
+                desk.tidy();
             }
             weights = Some(copy);
         }
@@ -107,6 +114,10 @@ struct Desk<E: Engine> {
     writer: E::Writer,
     newest: Option<Step>,
     busy: Arc<AtomicBool>,
+    /// Who evaluates checkpoints, where that is asked.
+    best: Option<Best<E>>,
+    /// What could not be tidied and was told.
+    told: HashSet<String>,
 }
 
 impl<E: Engine> Desk<E> {
@@ -121,6 +132,7 @@ impl<E: Engine> Desk<E> {
                     if let Err(error) = self.write(&copied, &state) {
                         say(format_args!("note      no checkpoint of step {}: {error}; the run goes on", state.step));
                     }
+                    self.tidy();
                     self.busy.store(false, Ordering::Release);
                 }
             }
@@ -135,19 +147,35 @@ impl<E: Engine> Desk<E> {
         staged.seal()?;
         crash::at("checkpoint: sealed");
         self.newest = Some(state.step);
-        prune(&self.folder, self.keep)?;
-        if self.folder.log_files()?.len() < MANY {
-            return Ok(());
+        // A checkpoint is whole without an evaluation.
+        if let Some(Err(error)) = self.best.as_mut().map(|best| best.judge(state.step, copied.weights.clone())) {
+            say(format_args!("note      checkpoint of step {} is not evaluated: {error}", state.step));
         }
-        // What cannot be merged stays as it is, and whoever reads the log finds it there.
-        compact(&self.folder, state.step, &Limits::default()).map(drop)
+        Ok(())
+    }
+
+    /// Removes what the newest checkpoint makes needless, and makes few files of many. What cannot be done stays as it is, and is
+    /// found there; it is told once.
+    fn tidy(&mut self) {
+        let Some(newest) = self.newest else { return };
+        let many = || -> Result<bool> { Ok(self.folder.log_files()?.len() >= MANY) };
+        let compacted =
+            || if many()? { compact(&self.folder, newest, &Limits::default()) } else { Ok(Compacted::default()) };
+        let left = prune(&self.folder, self.keep).and_then(|()| compacted());
+        let left = left.map_or_else(|error| vec![error], |compacted| compacted.left);
+        for error in left.into_iter().map(|error| error.to_string()) {
+            if self.told.insert(error.clone()) {
+                say(format_args!("note      not tidied: {error}"));
+            }
+        }
     }
 }
 
-/// Removes all checkpoints but the newest `keep`. One that goes has a temporary name first: nobody takes half of it for whole.
+/// Removes all checkpoints but the newest `keep` and the best. One that goes has a temporary name first: nobody takes half of it for whole.
 fn prune(folder: &RunFolder, keep: usize) -> Result<()> {
     let steps = folder.checkpointed_steps()?;
-    for step in &steps[..steps.len().saturating_sub(keep.max(1))] {
+    let best = best::step(folder);
+    for step in steps[..steps.len().saturating_sub(keep.max(1))].iter().filter(|step| Some(**step) != best) {
         let path = folder.checkpoint(*step);
         let going = durable::temporary(&path);
         std::fs::rename(&path, &going).map_err(|e| Error::file(&path, e))?;
@@ -181,17 +209,21 @@ pub struct Watched<E: Engine> {
     /// One checkpoint is under way: the next waits for a later step, not the step for it.
     busy: Arc<AtomicBool>,
     sender: Sender<Message<E>>,
+    counters: Arc<Counters>,
 }
 
 impl<E: Engine> Learner for Watched<E> {
     type Weights = E::Weights;
 
     fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
+        self.counters.in_step.store(true, Ordering::Relaxed);
         self.learner.begin(step, batch)
     }
 
     fn work(&mut self) -> Result<Option<Trained>, Fault> {
-        self.learner.work()
+        let trained = self.learner.work()?;
+        self.counters.in_step.store(trained.is_none(), Ordering::Relaxed);
+        Ok(trained)
     }
 
     fn abandon(&mut self) -> Vec<Rollout> {

@@ -3,19 +3,20 @@
 use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
 use crate::error::{Error, Result};
+use crate::jobs::best::Best;
 use crate::jobs::data::Data;
 use crate::jobs::encode::Encoder;
-use crate::jobs::eval::{Evaluation, Mode, evaluate};
+use crate::jobs::eval::{Evaluation, Evaluator, Mode, evaluate};
 use crate::jobs::recovery::Origin;
+use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
 use crate::jobs::summary::{Evaluations, Summary};
 use crate::jobs::training::{self, Training};
 use crate::jobs::{Output, print, say};
-use crate::spec::Spec;
+use crate::spec::{EvalWhen, Spec};
 use crate::store::{RunFolder, write_metrics};
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
-use crate::tasks::reward::Reward;
 use crate::tasks::source;
 use tidegate_operators::fault::Halt;
 use timely::ExchangeData;
@@ -23,7 +24,7 @@ use timely::ExchangeData;
 /// What a run is made of, besides its engine.
 pub struct Course {
     pub spec: Spec,
-    pub reward: Reward,
+    pub rewards: Rewards,
     pub prompts: source::Prompts,
     pub held_out: Vec<Item>,
 }
@@ -36,12 +37,12 @@ impl Course {
     pub fn new<E: Engine>(spec: Spec, engine: &E) -> Result<Self> {
         fits(&spec.generate, engine)?;
         Encoder::new(engine, spec.data.as_ref())?;
-        let reward = Reward::new(&spec.reward)?;
+        let rewards = Rewards::start(&spec.reward)?;
         let model = engine.folder().unwrap_or(&spec.model.path);
         let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model, purpose: Use::Rollouts };
-        let prompts = data.training(spec.seed, &reward)?;
+        let prompts = data.training(spec.seed, rewards.rule())?;
         let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
-        Ok(Course { spec, reward, prompts, held_out })
+        Ok(Course { spec, rewards, prompts, held_out })
     }
 
     /// Goes from the origin to the end, and reports.
@@ -60,12 +61,15 @@ impl Course {
         E: Engine + 'static,
         E::Weights: ExchangeData,
     {
-        let Course { spec, reward, prompts, held_out } = self;
+        let Course { spec, rewards, prompts, held_out } = self;
         let halt = &interrupt.halt;
-        let evaluations = |when, engine: &E| evaluations(when, &held_out, engine, &spec, &reward, halt);
+        let evaluations = |when, engine: &E| evaluations(when, &held_out, engine, &spec, &rewards, halt);
         let before = if origin.start.version == 0 { evaluations("before", &engine)? } else { None };
-        let training = Training { spec: &spec, folder, reward: &reward, engine: &engine };
-        let mut outcome = training::train(&training, prompts, origin, halt)?;
+        let training = Training { spec: &spec, folder, rewards: &rewards, engine: &engine };
+        let evaluator = || Evaluator::new(&held_out, &engine, &spec.generate, &rewards, Mode::Sampled, spec.seed);
+        let evaluated = spec.eval.when == EvalWhen::Checkpoints && !held_out.is_empty();
+        let best = evaluated.then(evaluator).transpose()?.map(|evaluator| Best::new(folder, evaluator, halt));
+        let mut outcome = training::train(&training, prompts, origin, best, halt)?;
         if let Some(weights) = &outcome.weights {
             engine.set_weights(weights);
         }
@@ -112,7 +116,7 @@ fn evaluations<E: Engine>(
     items: &[Item],
     engine: &E,
     spec: &Spec,
-    reward: &Reward,
+    rewards: &Rewards,
     halt: &Halt,
 ) -> Result<Option<Evaluations>> {
     if items.is_empty() {
@@ -122,7 +126,7 @@ fn evaluations<E: Engine>(
         return Ok(None);
     }
     E::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));
-    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, engine, &spec.generate, reward, mode, spec.seed, halt) };
+    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, engine, &spec.generate, rewards, mode, spec.seed, halt) };
     let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
     if halt.is_set() {
         return Ok(None);

@@ -36,14 +36,14 @@ impl Data<'_> {
     /// The training prompts, in the order of `seed`.
     ///
     /// # Errors
-    /// A file, or one of its first rows, that is not as the specification says; rows of which the reward can judge none.
-    pub fn training(&self, seed: u64, reward: &Reward) -> Result<Prompts> {
+    /// A file, or one of its first rows, that is not as the specification says; rows of which `rule` can judge none.
+    pub fn training(&self, seed: u64, rule: Option<&Reward>) -> Result<Prompts> {
         let source = match self.file {
             None => Source::Generated { mix: Mix::new(self.tasks)?, seed },
             Some(data) => {
                 let mut items = self.items(data)?;
                 let checked = first(&mut items, CHECKED)?;
-                self.judged(&checked, items.rows(), reward)?;
+                rule.map_or(Ok(()), |rule| self.judged(&checked, items.rows(), rule))?;
                 Source::rows(items, seed)?
             }
         };
@@ -181,7 +181,7 @@ mod tests {
     fn training(data: &DataSpec, reward: &RewardSpec) -> Result<Vec<(u32, Item)>> {
         let model = Path::new("no/model");
         let reward = Reward::new(reward).unwrap();
-        Data { file: Some(data), tasks: &[], model, purpose: Use::Rollouts }.training(1, &reward)?.collect()
+        Data { file: Some(data), tasks: &[], model, purpose: Use::Rollouts }.training(1, Some(&reward))?.collect()
     }
 
     fn lines(count: u64, wrong: u64) -> String {

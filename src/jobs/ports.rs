@@ -1,15 +1,13 @@
-//! The dataflow's ports on this side: prompts, reward and estimator of a run.
+//! The dataflow's ports on this side: prompts and estimator of a run. Its rewards are in [`rewards`](super::rewards).
 
 use crate::jobs::encode::Encoder;
 use crate::kernel::advantage::{Advantage, group_advantages, value_advantages};
 use crate::spec::{EstimateSpec, ZeroVariance};
-use crate::tasks::reward::Reward;
 use crate::tasks::source;
 use tidegate_operators::admit::Prompts;
 use tidegate_operators::estimate::Estimator;
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Prompt, Reason, Rollout, Status};
-use tidegate_operators::score::Scorer;
 
 /// A run's prompts, tokenized as they are admitted.
 pub struct TokenizedPrompts {
@@ -22,21 +20,6 @@ impl Prompts for TokenizedPrompts {
         let at = self.prompts.at(number).transpose();
         let prompt = at.map(|at| at.and_then(|(epoch, item)| self.encoder.prompt(epoch, item))).transpose();
         prompt.map_err(|e| Fault::new("admit", e))
-    }
-}
-
-/// The reward rule of the spec.
-#[derive(Clone, Debug)]
-pub struct RuleScorer(pub Reward);
-
-impl Scorer for RuleScorer {
-    fn score(&mut self, mut rollout: Rollout) -> Result<Option<Rollout>, Fault> {
-        (rollout.reward, rollout.reward_parts, rollout.reward_error) =
-            match self.0.score(&rollout.group.prompt, &rollout.text) {
-                Ok(score) => (Some(score.reward), score.parts, None),
-                Err(why) => (None, Vec::new(), Some(why.to_string())),
-            };
-        Ok(Some(rollout))
     }
 }
 

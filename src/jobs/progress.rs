@@ -2,15 +2,16 @@
 
 use crate::jobs::say;
 use crate::spec::Spec;
+use crate::tasks::outside::{Meter, Waits};
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tidegate_operators::fault::Fault;
-use tidegate_operators::record::{Metrics, SealedStep, Status};
+use tidegate_operators::record::{Metrics, Rollout, SealedStep, Status};
 use tidegate_operators::seal::Log;
 
 /// What the generators did so far, counted on their own threads.
@@ -20,10 +21,26 @@ pub struct Counters {
     pub tokens: AtomicU64,
     /// Nanoseconds inside libtorch, over all generators.
     pub torch_ns: AtomicU64,
+    /// Of rewards from outside.
+    pub rewards: Option<Meter>,
+    /// Whether the learner is in a step.
+    pub in_step: AtomicBool,
+}
+
+impl Counters {
+    /// How many rollouts wait for a reward from outside, where one has for a while and the learner has nothing to do.
+    fn waits_for_rewards(&self) -> Option<u64> {
+        let meter = self.rewards.as_ref().filter(|_| !self.in_step.load(Ordering::Relaxed))?;
+        meter.longest_wait().filter(|wait| *wait >= SILENCE).map(|_| meter.pending())
+    }
 }
 
 /// Between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// How long there is no step before what is waited for is shown, and how often that is looked at.
+const SILENCE: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The display of a job that counts steps and has one thing to say about each.
 pub struct Steps {
@@ -94,6 +111,8 @@ pub struct Progress {
 struct State {
     started: Instant,
     printed: Instant,
+    stepped: Instant,
+    finished: bool,
     trained_tokens: u64,
     lag_max: u64,
     micro_batch_tokens: u64,
@@ -107,15 +126,40 @@ impl Progress {
         let state = State {
             started: now,
             printed: now,
+            stepped: now,
+            finished: false,
             trained_tokens: 0,
             lag_max: 0,
             micro_batch_tokens: spec.learn.micro_batch_tokens as u64,
         };
-        Progress { bar, plain, shared: Arc::new(Mutex::new(state)), counters, bound: spec.schedule.max_lag }
+        let shared = Arc::new(Mutex::new(state));
+        let progress = Progress { bar, plain, shared, counters, bound: spec.schedule.max_lag };
+        if progress.counters.rewards.is_some() {
+            let watched = progress.clone();
+            std::thread::spawn(move || while watched.watch() {});
+        }
+        progress
     }
 
-    /// Shows a step that is done.
-    pub fn step(&self, m: &Metrics) {
+    /// Looks, after a moment, whether no step has come for a while because rewards have not, and says so. False at the end.
+    fn watch(&self) -> bool {
+        std::thread::sleep(LOOK);
+        let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.counters.waits_for_rewards().filter(|_| !state.finished);
+        if let Some(pending) = pending.filter(|_| state.stepped.elapsed() >= SILENCE) {
+            let (done, steps) = (self.bar.position(), self.bar.length().unwrap_or(0));
+            let text = format!("learner waits for rewards ({pending} pending)");
+            if self.plain && state.printed.elapsed() >= LINE_EVERY {
+                state.printed = Instant::now();
+                say(format_args!("step {done:>4}/{steps}  {text}"));
+            }
+            self.bar.set_message(text);
+        }
+        !state.finished
+    }
+
+    /// Shows a step that is done; `sampling` is the mean time in which its rollouts were sampled.
+    pub fn step(&self, m: &Metrics, sampling: Duration) {
         let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         state.trained_tokens += m.tokens;
         state.lag_max = state.lag_max.max(m.lag_max);
@@ -130,6 +174,8 @@ impl Progress {
         state.micro_batch_tokens = m.micro_batch_tokens;
         let seconds = state.started.elapsed().as_secs_f64().max(1e-3);
         let rate = |tokens: u64| format!("{:.1}k", tokens as f64 / seconds / 1e3);
+        state.stepped = Instant::now();
+        let rewards = self.counters.rewards.as_ref().map(Meter::waits).unwrap_or_default();
         let line = format!(
             "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {}",
             m.reward,
@@ -139,7 +185,7 @@ impl Progress {
             m.ess,
             rate(self.counters.tokens.load(Ordering::Relaxed)),
             rate(state.trained_tokens),
-            waits_for(m),
+            waits_for(m, rewards, sampling),
         );
         let last = Some(m.step) == self.bar.length();
         if self.plain && (state.printed.elapsed() >= LINE_EVERY || m.step == 1 || last) {
@@ -152,16 +198,24 @@ impl Progress {
 
     /// Takes the bar away; what is printed next starts on a clean line.
     pub fn finish(&self) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).finished = true;
         self.bar.finish_and_clear();
     }
 }
 
-/// What the learner waited for most, if that was at least a twentieth of its work.
-fn waits_for(m: &Metrics) -> &'static str {
+/// What the learner waited for most, if that was at least a twentieth of its work. Of the time between its prompt and its batch a
+/// rollout that is waited for may have spent the larger part waiting for its reward: then that is what is short.
+fn waits_for(m: &Metrics, rewards: Waits, sampling: Duration) -> String {
     let waits = [(m.wait_any_ns, "rollouts"), (m.wait_forced_ns, "forced groups"), (m.wait_log_ns, "the log")];
     let all: u64 = waits.iter().map(|(ns, _)| ns).sum();
     let most = waits.into_iter().max_by_key(|(ns, _)| *ns).filter(|_| all >= m.train_ns / 20);
-    most.filter(|(ns, _)| *ns > 0).map_or("nothing", |(_, what)| what)
+    match most.filter(|(ns, _)| *ns > 0) {
+        None => "nothing".to_owned(),
+        Some((_, "rollouts" | "forced groups")) if rewards.mean() > sampling => {
+            format!("rewards ({} pending)", rewards.most_pending)
+        }
+        Some((_, what)) => what.to_owned(),
+    }
 }
 
 /// What was sealed so far, added up: of a long run one number a step is held.
@@ -220,9 +274,17 @@ impl<D> Shown<D> {
     }
 }
 
+/// The mean time in which the trained of these were sampled; zero without one.
+fn sampling(rollouts: &[Rollout]) -> Duration {
+    let times: Vec<i64> =
+        rollouts.iter().filter(|r| r.status == Status::Trained).map(|r| r.finished_ns - r.started_ns).collect();
+    let mean = times.iter().sum::<i64>() / times.len().max(1) as i64;
+    Duration::from_nanos(u64::try_from(mean).unwrap_or(0))
+}
+
 impl<D: Log> Log for Shown<D> {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
-        let metrics = step.metrics.clone();
+        let (metrics, sampling) = (step.metrics.clone(), sampling(&step.rollouts));
         let not_trained: Vec<String> =
             step.rollouts.iter().filter(|r| r.status != Status::Trained).map(|r| r.status.kind()).collect();
         self.log.seal(step)?;
@@ -231,7 +293,7 @@ impl<D: Log> Log for Shown<D> {
             *sealed.not_trained.entry(status).or_default() += 1;
         }
         if let Some(metrics) = metrics {
-            self.progress.step(&metrics);
+            self.progress.step(&metrics, sampling);
             sealed.add(&metrics);
         }
         Ok(())
@@ -252,6 +314,7 @@ mod tests {
             wait_log_ns: log,
             ..Metrics::default()
         };
+        let waits_for = |m: &Metrics| super::waits_for(m, Waits::default(), Duration::ZERO);
         assert_eq!(waits_for(&metrics(1, 1, 2)), "nothing");
         assert_eq!(waits_for(&metrics(5, 3, 2)), "rollouts");
         assert_eq!(waits_for(&metrics(1, 3, 2)), "forced groups");

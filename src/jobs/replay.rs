@@ -2,13 +2,14 @@
 
 use crate::engine::contract::{self, Engine};
 use crate::error::{Error, Result};
-use crate::jobs::Output;
 use crate::jobs::lent::Lent;
 use crate::jobs::retrace::Retrace;
 use crate::jobs::run::{torch, toy};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
+use crate::jobs::{Output, say};
 use crate::spec::{EngineKind, Spec};
 use crate::store::{Footer, LogReader, RunFolder};
+use crate::tasks::spec::Source;
 use std::path::{Path, PathBuf};
 use tidegate_operators::fault::Halt;
 use timely::ExchangeData;
@@ -80,7 +81,12 @@ where
     let last = options.steps.unwrap_or(recorded).min(recorded);
     // A new place or device of the same model changes nothing by itself; anything else that is set asks "what if".
     let compares = options.sets.iter().all(|set| set.starts_with("model."));
-    let verdict = if compares { Verdict::Check(Check::default()) } else { Verdict::WhatIf(WhatIf::default()) };
+    let rewards = spec.reward.source();
+    if rewards == Source::Outside {
+        say("rewards   as recorded: they came from outside, and nothing is asked again");
+    }
+    let verdict =
+        if compares { Verdict::Check(Check { rewards, ..Check::default() }) } else { Verdict::WhatIf(WhatIf::default()) };
     // The learning-rate schedule is that of the whole run, however few steps are replayed.
     let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
     let retrace = Retrace { folder, spec, sets: &options.sets, after: 0, last };

@@ -3,14 +3,14 @@
 use crate::engine::contract::Engine;
 use crate::error::Result;
 use crate::jobs::lent::Lent;
-use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer};
+use crate::jobs::ports::{Baseline, GroupEstimator};
 use crate::jobs::progress::Steps;
 use crate::jobs::recording::{Expected, Recording};
+use crate::jobs::rewards::RewardScorer;
 use crate::jobs::verdict::Verdict;
 use crate::pipeline;
 use crate::spec::{EstimateSpec, Spec, ZeroVariance};
 use crate::store::RunFolder;
-use crate::tasks::reward::Reward;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_operators::dataflow::ReplayPorts;
 use tidegate_operators::fault::{Fault, Halt};
@@ -64,7 +64,7 @@ impl Retrace<'_> {
         let estimate = EstimateSpec { zero_variance: ZeroVariance::Keep, ..spec.estimate };
         let ports = ReplayPorts {
             recorded: Some(recording),
-            scorer: Some(RuleScorer(Reward::new(&spec.reward)?)),
+            scorer: Some(RewardScorer::of_replay(&spec.reward)?),
             estimator: Some(GroupEstimator::new(&estimate, baseline)),
             learner: Some(learner),
             log: Some(log),

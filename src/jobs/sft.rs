@@ -13,13 +13,13 @@ use crate::jobs::data::Data;
 use crate::jobs::encode::Encoder;
 use crate::jobs::eval::{self, Mode};
 use crate::jobs::progress::Steps;
+use crate::jobs::rewards::Rewards;
 use crate::jobs::{course, print, say, signals};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::spec::{self, EvalSpec};
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
-use crate::tasks::reward::Reward;
 use crate::tasks::source::Prompts;
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
@@ -120,6 +120,7 @@ impl SftSpec {
         spec::check_sampling(&spec.generate)?;
         spec::check_threads("threads", spec.threads)?;
         spec::check_counts(spec.batch_size, spec.generate.slots, spec.steps)?;
+        spec.reward.check()?;
         let counts = [spec.batch_size as u64, spec.generate.slots as u64, spec.steps];
         if counts.contains(&0) {
             let found = format!("{}, {}, {}", spec.batch_size, spec.generate.slots, spec.steps);
@@ -140,11 +141,10 @@ impl SftSpec {
 pub fn sft(spec: &SftSpec) -> Result<()> {
     device::set_threads(spec.threads);
     let interrupt = signals::listen("ending; a model that is not trained to its end is not saved", "")?;
-    let reward = Reward::new(&spec.reward)?;
     let new = spec.model.path.as_os_str().is_empty().then(|| New(untrained(&spec.output)));
     let from = new.as_ref().map_or(spec.model.path.as_path(), |new| &new.0);
     let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model: from, purpose: Use::Pairs };
-    let pairs = data.training(spec.seed, &reward)?;
+    let pairs = data.training(spec.seed, None)?;
     let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
     let mut policy = start(spec, from)?;
     course::fits(&spec.generate, &policy)?;
@@ -167,7 +167,8 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
     let (steps, pairs) = (last.step, spec.batch_size);
     print(format_args!("trained  {steps} steps of {pairs} pairs in {seconds:.1} s, last loss {:.4}", last.loss))?;
     if !held_out.is_empty() {
-        let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &reward, mode, spec.seed, &interrupt.halt);
+        let rewards = Rewards::start(&spec.reward)?;
+        let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &rewards, mode, spec.seed, &interrupt.halt);
         let (sampled, greedy) = (of(Mode::Sampled)?, of(Mode::Greedy)?);
         if let Some(signal) = interrupt.signal() {
             return Err(Error::Signal(signal));

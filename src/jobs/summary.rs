@@ -3,6 +3,7 @@
 use crate::jobs::eval::{self, Evaluation};
 use crate::jobs::training::Outcome;
 use crate::spec::Spec;
+use crate::tasks::outside::meter::Stats;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -47,6 +48,8 @@ pub struct Summary {
     /// Shares of the learner's and the generators' wall time spent on the processor outside libtorch (dataflow, kernel, store).
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
+    /// Where rewards came from outside.
+    pub rewards: Option<Stats>,
     pub before: Option<Evaluations>,
     pub after: Option<Evaluations>,
 }
@@ -80,6 +83,7 @@ impl Summary {
             waited_log: sealed.wait_log_ns as f64 / wall,
             learner_outside: outcome.learner_outside,
             generators_outside: outcome.generators_outside,
+            rewards: outcome.rewards.clone(),
             before,
             after,
         }
@@ -131,6 +135,12 @@ impl fmt::Display for Summary {
             let (learner, generators) = (100.0 * learner, 100.0 * generators);
             write!(f, "overhead  {learner:.1} % of the learner's and {generators:.1} % of the generators' ")?;
             writeln!(f, "time went outside libtorch")?;
+        }
+        if let Some(r) = &s.rewards {
+            write!(f, "rewards   {} requests, {} failed; ", r.requests, r.failures)?;
+            write!(f, "{} programs started again, {} requests sent again; ", r.restarts, r.retries)?;
+            let ms = |seconds: Option<f64>| number(seconds.map(|s| 1e3 * s), 1);
+            writeln!(f, "latency mean {} ms, p99 {} ms", ms(r.latency_mean_s), ms(r.latency_p99_s))?;
         }
         let run = s.run.display();
         writeln!(f, "model     {run}/checkpoints/step-{:08}", s.last_step)?;

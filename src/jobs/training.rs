@@ -2,16 +2,18 @@
 
 use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
+use crate::jobs::best::Best;
 use crate::jobs::checkpoints::Checkpoints;
 use crate::jobs::encode::Encoder;
-use crate::jobs::ports::{Baseline, GroupEstimator, RuleScorer, TokenizedPrompts};
+use crate::jobs::ports::{Baseline, GroupEstimator, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
 use crate::jobs::recovery::Origin;
+use crate::jobs::rewards::Rewards;
 use crate::jobs::say;
 use crate::pipeline::{self, Report, WorkerTime};
 use crate::spec::Spec;
 use crate::store::{FooterInfo, ParquetLog, Room, RunFolder};
-use crate::tasks::reward::Reward;
+use crate::tasks::outside::meter::Stats;
 use crate::tasks::source;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -28,7 +30,7 @@ use timely::ExchangeData;
 pub struct Training<'a, E> {
     pub spec: &'a Spec,
     pub folder: &'a RunFolder,
-    pub reward: &'a Reward,
+    pub rewards: &'a Rewards,
     pub engine: &'a E,
 }
 
@@ -43,6 +45,8 @@ pub struct Outcome<W> {
     pub unkept: Option<Error>,
     pub seconds: f64,
     pub generated_tokens: u64,
+    /// Of rewards from outside, the evaluation before included.
+    pub rewards: Option<Stats>,
     /// Shares of wall time spent on the processor outside the engine's tensor library;
     /// None where one worker both generates and trains.
     pub learner_outside: Option<f64>,
@@ -57,16 +61,17 @@ pub fn train<E>(
     training: &Training<'_, E>,
     prompts: source::Prompts,
     origin: Origin<E::Learner>,
+    best: Option<Best<E>>,
     halt: &Halt,
 ) -> Result<Outcome<E::Weights>>
 where
     E: Engine + 'static,
     E::Weights: ExchangeData,
 {
-    let Training { spec, folder, reward, engine } = *training;
+    let Training { spec, folder, rewards, engine } = *training;
     let Origin { identity, learner, state, start, waiting } = origin;
     let plan = Plan { start, ..spec.plan() };
-    let counters = Arc::new(Counters::default());
+    let counters = Arc::new(Counters { rewards: rewards.meter(), ..Counters::default() });
     let progress = Progress::new(spec, Arc::clone(&counters));
     let info = FooterInfo {
         spec: spec.to_text(),
@@ -76,7 +81,8 @@ where
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
-    let (checkpoints, learner, log) = Checkpoints::start(engine, folder, &spec.checkpoint, state, learner, log)?;
+    let (checkpoints, learner, log) =
+        Checkpoints::start(engine, folder, &spec.checkpoint, state, learner, log, &counters, best)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
     let mut prompts = Some(TokenizedPrompts { prompts, encoder });
@@ -95,7 +101,7 @@ where
                 library_ns: 0,
                 slots: spec.generate.slots,
             }),
-            scorer: generates.then(|| RuleScorer(reward.clone())),
+            scorer: generates.then(|| rewards.scorer()),
             estimator: generates.then(|| GroupEstimator::new(&spec.estimate, baseline)),
             learner: if trains { learner.take() } else { None },
             log: if trains { log.take() } else { None },
@@ -134,6 +140,7 @@ where
         unkept: kept.unkept,
         seconds,
         generated_tokens: counters.tokens.load(Ordering::Relaxed),
+        rewards: rewards.meter().map(|meter| meter.stats()),
     })
 }
 

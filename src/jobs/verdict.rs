@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::jobs::recording::RecordedStep;
 use crate::jobs::{Output, print};
+use crate::tasks::spec::Source;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::path::Path;
@@ -23,6 +24,8 @@ pub struct Check {
     pub same_steps: u64,
     pub tensors: usize,
     pub rollouts: u64,
+    /// Rewards from outside are taken as recorded, so their being the same says nothing.
+    pub rewards: Source,
     pub difference: Option<Difference>,
 }
 
@@ -111,8 +114,9 @@ impl Verdict {
                 if check.difference.is_some() {
                     return Ok(());
                 }
+                let rewards = if check.rewards == Source::Rule { "rewards, " } else { "" };
                 print(format_args!(
-                    "same      rewards, advantages, log-probabilities, loss and {} tensors of each step, bit for bit",
+                    "same      {rewards}advantages, log-probabilities, loss and {} tensors of each step, bit for bit",
                     check.tensors
                 ))
             }

@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::tasks::generated::Mix;
-use crate::tasks::reward::Reward;
 
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
 const MOST: usize = 1 << 24;
@@ -55,7 +54,7 @@ impl Spec {
             }
             None => drop(Mix::new(&self.task)?),
         }
-        Reward::new(&self.reward).map(drop)
+        self.reward.check()
     }
 
     fn validate_batch(&self) -> Result<()> {

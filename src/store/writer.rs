@@ -53,8 +53,6 @@ impl ParquetLog {
             None => LogFile::Tail(sealed.step),
         };
         let path = self.folder.log_file(file);
-        // Until the file has its name, no compaction may put another folder in the place of this one.
-        let _sealing = self.folder.sealing();
         if sealed.metrics.is_some() {
             let files = self.folder.log_files()?;
             if let Some(file) = files.into_iter().find(|file| file.steps().contains(&sealed.step)) {
@@ -69,7 +67,11 @@ impl ParquetLog {
         }
         let footer =
             Footer { schema_version: SCHEMA_VERSION, step: sealed.step, info: self.info.clone(), metrics: sealed.metrics };
-        let attempt = || write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer));
+        let attempt = || {
+            // Until the file has its name, no compaction may put another folder in the place of this one.
+            let _sealing = self.folder.sealing();
+            write_sealed(&path, |file| write_file(file, &sealed.rollouts, &footer))
+        };
         let Some(room) = &self.room else { return attempt() };
         let needs = size::of_rollouts(&sealed.rollouts).expected;
         room.wait_for(&self.folder.rollouts(), &format!("step {}", sealed.step), needs, attempt)

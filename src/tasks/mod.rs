@@ -9,7 +9,8 @@
 //! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long; [`example`] what each gives |
 //! | [`prompts`], [`table`], [`jsonl`], [`template`] | data sets of others: rows, where they lie, JSON Lines, chat templates |
 //! | [`fit`] | prompts that are too long |
-//! | [`reward`], [`number`], [`shaping`] | what a completion is worth |
+//! | [`reward`], [`number`], [`shaping`] | what a completion is worth, by rule |
+//! | [`outside`] | what a completion is worth, asked of a program or a server |
 //! | [`draw`], [`shuffle`] | deterministic randomness |
 
 pub mod addition;
@@ -21,6 +22,7 @@ pub mod generated;
 pub mod item;
 pub mod jsonl;
 pub mod number;
+pub mod outside;
 pub mod prompts;
 pub mod reward;
 pub mod shaping;

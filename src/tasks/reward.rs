@@ -43,7 +43,8 @@ pub enum Unscorable {
 
 impl Reward {
     /// # Errors
-    /// A pattern that is no regular expression, a tolerance that is no number from 0 up, an empty `after`.
+    /// A pattern that is no regular expression, a tolerance that is no number from 0 up, an empty `after`; a kind that is no
+    /// rule but comes from [`outside`](super::outside).
     pub fn new(spec: &RewardSpec) -> Result<Reward> {
         let rule = match spec.clone() {
             RewardSpec::Task => Rule::Task,
@@ -59,6 +60,10 @@ impl Reward {
                 let named = regex.capture_names().position(|name| name == Some("answer"));
                 let group = named.or((regex.captures_len() > 1).then_some(1));
                 Rule::Regex { regex, group }
+            }
+            RewardSpec::Command(_) | RewardSpec::Http(_) => {
+                let why = "comes from outside the program; a rule is task, exact, numeric or regex";
+                return Err(Error::config("reward.kind", "command, http", why));
             }
         };
         Ok(Reward { rule })

@@ -2,6 +2,8 @@
 
 use super::fit::TooLong;
 use super::generated::Kind;
+pub use super::outside::spec::{CommandSpec, HttpSpec};
+use super::reward::Reward;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -158,7 +160,7 @@ impl DataSpec {
 
 /// How a completion is rewarded (`[reward]`).
 ///
-/// Each rule gives 1.0 or 0.0: 0.0 is a reward, a wrong answer; a prompt that no rule can judge has none
+/// Each rule of its own gives 1.0 or 0.0: 0.0 is a reward, a wrong answer; a prompt that no rule can judge has none
 /// ([`Unscorable`](super::reward::Unscorable)).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -182,6 +184,40 @@ pub enum RewardSpec {
     /// The pattern is found in the completion. If it has a group (the one named `answer`, or the first), the text of its
     /// last match is the answer, white space around either ignored.
     Regex { pattern: String },
+    /// A program's answer.
+    Command(CommandSpec),
+    /// A server's answer.
+    Http(HttpSpec),
+}
+
+/// Who gives rewards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A rule of this program: the same every time, at no cost.
+    #[default]
+    Rule,
+    /// A program or a server: slow perhaps, and perhaps of another mind the next time.
+    Outside,
+}
+
+impl RewardSpec {
+    pub fn source(&self) -> Source {
+        match self {
+            RewardSpec::Command(_) | RewardSpec::Http(_) => Source::Outside,
+            _ => Source::Rule,
+        }
+    }
+
+    /// # Errors
+    /// The first key that is wrong, with its value and what would be right.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            RewardSpec::Command(command) => command.check(),
+            RewardSpec::Http(http) => http.check(),
+            _ => Reward::new(self).map(drop),
+        }
+    }
 }
 
 fn tolerance() -> f64 {

@@ -7,10 +7,12 @@
 mod analyze;
 mod compaction;
 mod disk;
+mod hard_cases;
 mod harness;
 mod prompts;
 mod replay;
 mod resume;
+mod rewards;
 mod run;
 mod running;
 mod sft;
