@@ -19,7 +19,6 @@ use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
 use crate::tasks::source;
 use tidegate_operators::fault::Halt;
-use timely::ExchangeData;
 
 /// What a run is made of, besides its engine.
 pub struct Course {
@@ -59,7 +58,6 @@ impl Course {
     ) -> Result<()>
     where
         E: Engine + 'static,
-        E::Weights: ExchangeData,
     {
         let Course { spec, rewards, prompts, held_out } = self;
         let halt = &interrupt.halt;

@@ -17,7 +17,6 @@ use std::path::Path;
 use tidegate_operators::fault::Halt;
 use tidegate_operators::record::{Estimated, Rollout, Status, Step};
 use tidegate_operators::start::Start;
-use timely::ExchangeData;
 
 /// All that a run starts with, or goes on with.
 pub struct Origin<L> {
@@ -65,7 +64,6 @@ pub fn recover<E>(
 ) -> Result<(E, Origin<E::Learner>)>
 where
     E: Engine + 'static,
-    E::Weights: ExchangeData,
 {
     let mut log = LogReader::open(folder)?;
     let sealed: Vec<Step> = log.steps().collect();
@@ -153,7 +151,6 @@ fn again<E>(
 ) -> Result<E::Learner>
 where
     E: Engine + 'static,
-    E::Weights: ExchangeData,
 {
     if steps.is_empty() {
         return Ok(learner);

@@ -12,7 +12,6 @@ use crate::store::{Footer, LogReader, RunFolder};
 use crate::tasks::spec::Source;
 use std::path::{Path, PathBuf};
 use tidegate_operators::fault::Halt;
-use timely::ExchangeData;
 
 /// Whether a model or tokenizer that is not the recorded one is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +66,6 @@ pub fn replay(options: &Options) -> Result<()> {
 fn retrace<E>(folder: &RunFolder, footer: &Footer, spec: &Spec, options: &Options, engine: E) -> Result<()>
 where
     E: Engine + 'static,
-    E::Weights: ExchangeData,
 {
     if options.identity == Identity::Required {
         let contract::Identity { model, tokenizer } = engine.identity();

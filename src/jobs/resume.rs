@@ -10,7 +10,6 @@ use crate::spec::{EngineKind, Spec};
 use crate::store::{LogReader, RunFolder, read_json_rows};
 use std::fs;
 use std::path::{Path, PathBuf};
-use timely::ExchangeData;
 
 /// What to go on with.
 #[derive(Clone, Debug)]
@@ -50,7 +49,6 @@ fn go_on<E>(
 ) -> Result<()>
 where
     E: Engine + 'static,
-    E::Weights: ExchangeData,
 {
     if folder.sealed_steps()?.len() as u64 >= spec.steps && is_finished(folder)? {
         let why = format!("all of them are done; to train further, --set steps={}", spec.steps + spec.steps.max(1));

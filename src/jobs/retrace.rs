@@ -20,7 +20,6 @@ use tidegate_operators::schedule::Schedule;
 use tidegate_operators::seal::Log;
 use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
-use timely::ExchangeData;
 
 /// What to train again.
 pub struct Retrace<'a> {
@@ -47,7 +46,6 @@ impl Retrace<'_> {
     ) -> Result<(Verdict, Vec<Fault>)>
     where
         E: Engine + 'static,
-        E::Weights: ExchangeData,
     {
         let Retrace { folder, spec, sets, after, last } = *self;
         // Whatever was trained is trained: only sizes count of the plan.

@@ -12,7 +12,6 @@ use crate::jobs::{Output, say, signals};
 use crate::spec::{EngineKind, Spec};
 use crate::store::RunFolder;
 use std::path::Path;
-use timely::ExchangeData;
 
 /// Trains as the specification says and reports.
 ///
@@ -48,7 +47,6 @@ pub fn toy(spec: &Spec, folder: Option<&Path>) -> Result<ToyEngine> {
 fn start<E>(engine: E, spec: Spec, output: Output) -> Result<()>
 where
     E: Engine + 'static,
-    E::Weights: ExchangeData,
 {
     let mut course = Course::new(spec, &engine)?;
     let folder = claim(&course.spec)?;

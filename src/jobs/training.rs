@@ -24,7 +24,6 @@ use tidegate_operators::fault::{Fault, Halt};
 use tidegate_operators::generate::Generator;
 use tidegate_operators::plan::Plan;
 use tidegate_operators::record::{Group, Rollout, Version};
-use timely::ExchangeData;
 
 /// What a run trains, and where it writes.
 pub struct Training<'a, E> {
@@ -66,7 +65,6 @@ pub fn train<E>(
 ) -> Result<Outcome<E::Weights>>
 where
     E: Engine + 'static,
-    E::Weights: ExchangeData,
 {
     let Training { spec, folder, rewards, engine } = *training;
     let Origin { identity, learner, state, start, waiting } = origin;
