@@ -201,12 +201,22 @@ pub enum ZeroVariance {
     Discard,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EvalWhen {
+    #[default]
+    Ends,
+    Checkpoints,
+}
+
 /// Evaluation before and after the run (`[eval]`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalSpec {
     /// Held-out prompts; 0 leaves evaluation out.
     pub prompts: usize,
+    /// `ends`, or `checkpoints`: each of them too, beside training; the best is kept.
+    pub when: EvalWhen,
     /// A file of held-out prompts; left out: generated tasks have their own, and a file of prompts none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<DataSpec>,
@@ -214,7 +224,7 @@ pub struct EvalSpec {
 
 impl Default for EvalSpec {
     fn default() -> Self {
-        EvalSpec { prompts: 768, data: None }
+        EvalSpec { prompts: 768, when: EvalWhen::Ends, data: None }
     }
 }
 

@@ -78,8 +78,20 @@ fn without(mut keys: Table, sections: &[&str]) -> Table {
     keys
 }
 
-const SECTIONS: [&str; 11] =
-    ["model", "data", "task", "reward", "batch", "schedule", "workers", "generate", "estimate", "learn", "eval"];
+const SECTIONS: [&str; 12] = [
+    "model",
+    "data",
+    "task",
+    "reward",
+    "batch",
+    "schedule",
+    "workers",
+    "generate",
+    "estimate",
+    "learn",
+    "checkpoint",
+    "eval",
+];
 
 fn data() -> DataSpec {
     DataSpec { answer: Some("a".to_owned()), system: Some("s".to_owned()), ..DataSpec::new("a.jsonl") }

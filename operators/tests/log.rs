@@ -46,6 +46,7 @@ fn train_waits_for_the_log() {
             log.flush();
         }
         worker.step_while(|| trained.lock().unwrap().len() < 7);
+        idle(worker);
         // The log says no more, and nothing but the flag says that it is over.
         halt.set();
         worker.step_while(|| !probe.done());

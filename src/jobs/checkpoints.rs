@@ -8,6 +8,7 @@ use crate::crash;
 use crate::durable::{self, Staged};
 use crate::engine::contract::{Engine, Writer};
 use crate::error::{Error, Result};
+use crate::jobs::best::{self, Best};
 use crate::jobs::lent::{Home, Lent};
 use crate::jobs::progress::Counters;
 use crate::jobs::say;
@@ -64,12 +65,13 @@ impl<E: Engine + 'static> Checkpoints<E> {
         learner: E::Learner,
         log: D,
         counters: &Arc<Counters>,
+        best: Option<Best<E>>,
     ) -> Result<(Self, Watched<E>, Accounted<E, D>)> {
         let (sender, messages) = channel();
         let busy = Arc::new(AtomicBool::new(false));
         let newest = folder.checkpointed_steps()?.last().copied();
         let (folder, writer) = (folder.clone(), engine.writer());
-        let desk = Desk { folder, keep: spec.keep, writer, newest, busy: busy.clone(), told: HashSet::new() };
+        let desk = Desk { folder, keep: spec.keep, writer, newest, busy: busy.clone(), told: HashSet::new(), best };
         let thread = std::thread::spawn(move || desk.serve(&messages));
         let (lent, home) = Lent::new(learner);
         let due = Due { steps: spec.every_steps, minutes: spec.every_minutes, step: state.step, at: Instant::now() };
@@ -112,6 +114,8 @@ struct Desk<E: Engine> {
     writer: E::Writer,
     newest: Option<Step>,
     busy: Arc<AtomicBool>,
+    /// Who evaluates checkpoints, where that is asked.
+    best: Option<Best<E>>,
     /// What could not be tidied and was told.
     told: HashSet<String>,
 }
@@ -143,6 +147,10 @@ impl<E: Engine> Desk<E> {
         staged.seal()?;
         crash::at("checkpoint: sealed");
         self.newest = Some(state.step);
+        // A checkpoint is whole without an evaluation.
+        if let Some(Err(error)) = self.best.as_mut().map(|best| best.judge(state.step, copied.weights.clone())) {
+            say(format_args!("note      checkpoint of step {} is not evaluated: {error}", state.step));
+        }
         Ok(())
     }
 
@@ -163,10 +171,11 @@ impl<E: Engine> Desk<E> {
     }
 }
 
-/// Removes all checkpoints but the newest `keep`. One that goes has a temporary name first: nobody takes half of it for whole.
+/// Removes all checkpoints but the newest `keep` and the best. One that goes has a temporary name first: nobody takes half of it for whole.
 fn prune(folder: &RunFolder, keep: usize) -> Result<()> {
     let steps = folder.checkpointed_steps()?;
-    for step in &steps[..steps.len().saturating_sub(keep.max(1))] {
+    let best = best::step(folder);
+    for step in steps[..steps.len().saturating_sub(keep.max(1))].iter().filter(|step| Some(**step) != best) {
         let path = folder.checkpoint(*step);
         let going = durable::temporary(&path);
         std::fs::rename(&path, &going).map_err(|e| Error::file(&path, e))?;

@@ -3,16 +3,17 @@
 use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
 use crate::error::{Error, Result};
+use crate::jobs::best::Best;
 use crate::jobs::data::Data;
 use crate::jobs::encode::Encoder;
-use crate::jobs::eval::{Evaluation, Mode, evaluate};
+use crate::jobs::eval::{Evaluation, Evaluator, Mode, evaluate};
 use crate::jobs::recovery::Origin;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
 use crate::jobs::summary::{Evaluations, Summary};
 use crate::jobs::training::{self, Training};
 use crate::jobs::{Output, print, say};
-use crate::spec::Spec;
+use crate::spec::{EvalWhen, Spec};
 use crate::store::{RunFolder, write_metrics};
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
@@ -65,7 +66,10 @@ impl Course {
         let evaluations = |when, engine: &E| evaluations(when, &held_out, engine, &spec, &rewards, halt);
         let before = if origin.start.version == 0 { evaluations("before", &engine)? } else { None };
         let training = Training { spec: &spec, folder, rewards: &rewards, engine: &engine };
-        let mut outcome = training::train(&training, prompts, origin, halt)?;
+        let evaluator = || Evaluator::new(&held_out, &engine, &spec.generate, &rewards, Mode::Sampled, spec.seed);
+        let evaluated = spec.eval.when == EvalWhen::Checkpoints && !held_out.is_empty();
+        let best = evaluated.then(evaluator).transpose()?.map(|evaluator| Best::new(folder, evaluator, halt));
+        let mut outcome = training::train(&training, prompts, origin, best, halt)?;
         if let Some(weights) = &outcome.weights {
             engine.set_weights(weights);
         }

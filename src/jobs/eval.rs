@@ -4,20 +4,20 @@ use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
 use crate::error::Result;
 use crate::jobs::encode::Encoder;
-use crate::jobs::rewards::Rewards;
+use crate::jobs::rewards::{RewardScorer, Rewards};
 use crate::tasks::item::Item;
 use comfy_table::{Table, presets};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_operators::fault::Halt;
 use tidegate_operators::generate::Generator;
-use tidegate_operators::record::{Group, Rollout};
+use tidegate_operators::record::{Group, Rollout, Version};
 use tidegate_operators::score::Scorer;
 
 /// How many of a task's prompts were solved (reward of at least 1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
     pub prompts: u64,
     pub solved: u64,
@@ -36,7 +36,7 @@ impl Tally {
 }
 
 /// Success by task.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     pub tasks: BTreeMap<String, Tally>,
 }
@@ -73,10 +73,56 @@ pub enum Mode {
 /// How often who waits for rewards looks at the halt.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Answers each item once and counts the right ones; a halt ends it early.
+/// Held-out prompts and who answers and judges them; for one set of weights after the other.
+pub struct Evaluator<E: Engine> {
+    generator: E::Generator,
+    scorer: RewardScorer,
+    groups: Vec<Arc<Group>>,
+}
+
+impl<E: Engine> Evaluator<E> {
+    /// # Errors
+    /// What the tokenizer refuses; not enough memory.
+    pub fn new(items: &[Item], engine: &E, sampling: &Sampling, rewards: &Rewards, mode: Mode, seed: u64) -> Result<Self> {
+        let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
+        let sampling = Sampling { slots: sampling.slots.min(items.len().max(1)), temperature, ..sampling.clone() };
+        let generator = engine.generator(&sampling, seed, 0)?;
+        let mut encoder = Encoder::new(engine, None)?;
+        let mut groups = Vec::with_capacity(items.len());
+        for (number, item) in items.iter().enumerate() {
+            let prompt = encoder.prompt(0, item.clone())?;
+            groups.push(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }));
+        }
+        Ok(Evaluator { generator, scorer: rewards.scorer(), groups })
+    }
+
+    /// Answers each prompt once and counts the right ones; a halt ends it early, and no other follows it.
+    ///
+    /// # Errors
+    /// What the generator refuses; too many rewards from outside that failed.
+    pub fn evaluate(&mut self, version: Version, weights: E::Weights, halt: &Halt) -> Result<Evaluation> {
+        let Evaluator { generator, scorer, groups } = self;
+        let mut evaluation = Evaluation::default();
+        generator.load(version, weights)?;
+        groups.iter().try_for_each(|group| generator.start(Arc::clone(group)))?;
+        while generator.running() > 0 && !halt.is_set() {
+            for rollout in generator.step()? {
+                scorer.score(rollout)?.iter().for_each(|rollout| evaluation.count(rollout));
+            }
+            scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
+        }
+        while scorer.pending() > 0 && !halt.is_set() {
+            scorer.wait(LOOK);
+            scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
+        }
+        Ok(evaluation)
+    }
+}
+
+/// Evaluates an engine's own weights once.
 ///
 /// # Errors
-/// What the tokenizer or the generator refuses; too many rewards from outside that failed.
+/// As [`Evaluator`].
 pub fn evaluate<E: Engine>(
     items: &[Item],
     engine: &E,
@@ -86,28 +132,7 @@ pub fn evaluate<E: Engine>(
     seed: u64,
     halt: &Halt,
 ) -> Result<Evaluation> {
-    let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
-    let sampling = Sampling { slots: sampling.slots.min(items.len().max(1)), temperature, ..sampling.clone() };
-    let mut generator = engine.generator(&sampling, seed, 0)?;
-    generator.load(0, engine.snapshot()?)?;
-    let mut scorer = rewards.scorer();
-    let mut evaluation = Evaluation::default();
-    let mut encoder = Encoder::new(engine, None)?;
-    for (number, item) in items.iter().enumerate() {
-        let prompt = encoder.prompt(0, item.clone())?;
-        generator.start(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }))?;
-    }
-    while generator.running() > 0 && !halt.is_set() {
-        for rollout in generator.step()? {
-            scorer.score(rollout)?.iter().for_each(|rollout| evaluation.count(rollout));
-        }
-        scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
-    }
-    while scorer.pending() > 0 && !halt.is_set() {
-        scorer.wait(LOOK);
-        scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
-    }
-    Ok(evaluation)
+    Evaluator::new(items, engine, sampling, rewards, mode, seed)?.evaluate(0, engine.snapshot()?, halt)
 }
 
 /// Success by task, a column an evaluation.

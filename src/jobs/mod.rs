@@ -1,13 +1,15 @@
 //! What each command does, one file a job, and what they share.
 //!
 //! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`];
-//! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`];
+//! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
+//!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`],
 //!   [`training`] the dataflow on its workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
 //!   end, [`signals`];
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
 pub mod analyze;
+pub mod best;
 pub mod checkpoints;
 pub mod course;
 pub mod data;

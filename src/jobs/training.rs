@@ -2,6 +2,7 @@
 
 use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
+use crate::jobs::best::Best;
 use crate::jobs::checkpoints::Checkpoints;
 use crate::jobs::encode::Encoder;
 use crate::jobs::ports::{Baseline, GroupEstimator, TokenizedPrompts};
@@ -60,6 +61,7 @@ pub fn train<E>(
     training: &Training<'_, E>,
     prompts: source::Prompts,
     origin: Origin<E::Learner>,
+    best: Option<Best<E>>,
     halt: &Halt,
 ) -> Result<Outcome<E::Weights>>
 where
@@ -79,7 +81,8 @@ where
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
-    let (checkpoints, learner, log) = Checkpoints::start(engine, folder, &spec.checkpoint, state, learner, log, &counters)?;
+    let (checkpoints, learner, log) =
+        Checkpoints::start(engine, folder, &spec.checkpoint, state, learner, log, &counters, best)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
     let mut prompts = Some(TokenizedPrompts { prompts, encoder });

@@ -1,6 +1,6 @@
 //! `tidegate replay`: the same bit for bit, or the first step that is not.
 
-use crate::harness::{STEPS, bundled_model, copy, recorded, recorded_path, steps, tidegate};
+use crate::harness::{STEPS, bundled_model, copy, recorded, recorded_path, run, steps, tidegate, workplace};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
@@ -195,4 +195,26 @@ fn a_damaged_file_is_named() {
     bytes[middle] ^= 1;
     fs::write(&path, bytes).unwrap();
     replay(dir.path(), &[]).refused(1, &["step-00000002.parquet: "]);
+}
+
+/// A run in whose learner memory ran out, as it is in the log: the specification asks for larger micro-batches than the steps
+/// had. Catches a replay that adds its sums up in another order, and (where the log does not say) shows that this matters.
+#[test]
+fn a_replay_does_with_the_memory_that_the_run_had() {
+    let dir = workplace();
+    run(&dir, &["steps=2", "learn.micro_batch_tokens=100"]).ok();
+    let recorded = RunFolder::view(dir.path().join("runs/spec")).unwrap();
+    for (says, code) in [(100, 0), (0, 1)] {
+        let folder = RunFolder::create(dir.path().join(format!("told-{says}"))).unwrap();
+        for file in steps(&recorded) {
+            let mut info = file.footer.info.clone();
+            let spec = info.spec.replace("micro_batch_tokens = 100", "micro_batch_tokens = 8192");
+            assert_ne!(std::mem::replace(&mut info.spec, spec.clone()), spec);
+            let mut sealed = file.into_sealed();
+            sealed.metrics.as_mut().unwrap().micro_batch_tokens = says;
+            ParquetLog::new(folder.clone(), info).seal(sealed).unwrap();
+        }
+        let replayed = replay(folder.path(), &[]);
+        assert_eq!(replayed.code, code, "{says}: {}{}", replayed.out, replayed.err);
+    }
 }

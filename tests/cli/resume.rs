@@ -86,6 +86,36 @@ fn checkpoints_come_when_due_and_the_newest_stay() {
     }
 }
 
+/// Catches a best checkpoint that is removed with the old ones, that is not the best, or is forgotten by a resume.
+#[test]
+fn the_best_checkpoint_stays() {
+    let dir = workplace();
+    let evaluated = ["eval.prompts=40", "eval.when=checkpoints", "checkpoint.every_steps=3", "checkpoint.keep=1"];
+    let sets: Vec<&str> = evaluated.iter().flat_map(|set| ["--set", set]).collect();
+    let ran = tidegate(dir.path(), &["run", "spec.toml"].into_iter().chain(sets).collect::<Vec<_>>()).ok();
+    let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
+    let said = |err: &str| {
+        let lines = err.lines().filter_map(|line| line.strip_prefix("held out  after step "));
+        let numbers = lines.map(|line| line.split(|c: char| !c.is_ascii_digit() && c != '.').filter(|n| !n.is_empty()));
+        let numbers = numbers.map(|mut n| (n.next().unwrap().parse().unwrap(), n.next().unwrap().parse().unwrap()));
+        numbers.collect::<Vec<(u64, f64)>>()
+    };
+    let first_of_the_best = |all: &[(u64, f64)]| {
+        let best = all.iter().map(|(_, rate)| *rate).fold(f64::MIN, f64::max);
+        all.iter().find(|(_, rate)| *rate == best).unwrap().0
+    };
+    let mut all = said(&ran.err);
+    assert!(all.len() >= 2, "{}", ran.err);
+    let link = folder.checkpoints().join("best");
+    let kept = || fs::read_link(&link).unwrap().display().to_string();
+    assert_eq!(kept(), format!("step-{:08}", first_of_the_best(&all)));
+    assert!(link.join("evaluation.json").exists() && link.join("model.safetensors").exists());
+    let checkpoints = folder.checkpointed_steps().unwrap();
+    assert_eq!(checkpoints.into_iter().collect::<BTreeSet<_>>(), BTreeSet::from([first_of_the_best(&all), 30]));
+    all.extend(said(&resume(&dir, &["--set", "steps=40"]).ok().err));
+    assert_eq!(kept(), format!("step-{:08}", first_of_the_best(&all)));
+}
+
 /// Catches a run that goes on from anything but its last sealed step, that samples a prompt twice or skips one, and one of which
 /// the parts do not make a whole. Cut behind a checkpoint, at one, before the first, and before anything.
 #[test]

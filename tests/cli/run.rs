@@ -13,7 +13,8 @@ use tidegate_operators::record::Status;
 #[test]
 fn a_run_leaves_what_the_layout_says() {
     let mut right: Vec<String> = (1..=STEPS).map(|step| format!("rollouts/step-{step:08}.parquet")).collect();
-    let checkpoint = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    let model = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    let checkpoint = model.into_iter().chain(["optimizer.safetensors", "state.json"]);
     right.extend(checkpoint.map(|name| format!("checkpoints/step-{STEPS:08}/{name}")));
     right.extend(["metrics.parquet".to_owned(), "spec.toml".to_owned()]);
     let found = files(recorded().folder.path());

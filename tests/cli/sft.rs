@@ -75,7 +75,7 @@ fn what_fails_leaves_no_model() {
         ("eval.data.file=none.jsonl", 1, "none.jsonl: No such file"),
         ("task=[]", 2, "task"),
         ("learn.lrr=1", 2, "learn.lrr = 1: no such key; did you mean learn.lr?"),
-        ("model.path=nothing", 1, "nothing"),
+        ("model.path=nothing", 2, "model.path = nothing: no such folder"),
         ("threads=0", 2, "threads = 0: at least 1 thread, at most 128"),
         ("generate.temperature=0", 2, "generate.temperature = 0: a number above 0"),
         ("generate.max_tokens=256", 2, "generate.max_tokens = 256: the model's longest sequence"),
