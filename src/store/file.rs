@@ -4,6 +4,7 @@ use super::decode::{Decoder, check};
 use super::footer::FileFooter;
 use super::guard::guarded;
 use super::layout::LogFile;
+use super::pages;
 use super::reader::StepFile;
 use super::seal::{DataSeal, verify_footer};
 use crate::error::{Error, Result};
@@ -164,6 +165,9 @@ impl OpenFile {
             }
             Columns::All => ProjectionMask::all(),
         };
+        if !self.sealed {
+            pages::check(&self.path, &self.file, self.metadata.metadata(), groups.clone())?;
+        }
         let file = self.file.try_clone().map_err(|e| Error::file(&self.path, e))?;
         let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone());
         let builder = builder.with_projection(mask).with_batch_size(ROWS_AT_ONCE).with_row_groups(groups.collect());

@@ -16,6 +16,7 @@ pub mod ledger;
 pub mod lock;
 mod merge;
 pub mod metrics;
+mod pages;
 pub mod reader;
 pub mod room;
 pub mod rows;

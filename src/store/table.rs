@@ -2,6 +2,7 @@
 
 use super::file::open;
 use super::guard::guarded;
+use super::pages;
 use super::rows::{Row, to_rows};
 use crate::error::{Error, Result};
 use arrow::array::RecordBatch;
@@ -51,6 +52,8 @@ pub struct RowTable {
     /// The newest first.
     kept: VecDeque<Block>,
     decoded: u64,
+    /// Row groups whose page headers were looked at.
+    checked: Vec<bool>,
 }
 
 struct Block {
@@ -75,8 +78,8 @@ impl RowTable {
             bytes = bytes.saturating_add(u64::try_from(group.total_byte_size()).unwrap_or(0));
         }
         let (block_rows, blocks) = layout(starts[starts.len() - 1], bytes);
-        let (path, kept) = (path.to_owned(), VecDeque::new());
-        Ok(RowTable { path, file, metadata, starts, blocks, block_rows, kept_bytes: KEPT_BYTES, kept, decoded: 0 })
+        let (path, kept, checked) = (path.to_owned(), VecDeque::new(), vec![false; starts.len() - 1]);
+        Ok(RowTable { path, file, metadata, starts, blocks, block_rows, kept_bytes: KEPT_BYTES, kept, decoded: 0, checked })
     }
 
     /// How many rows the file has.
@@ -158,6 +161,10 @@ impl RowTable {
         let behind = (self.starts[to] - end) as usize;
         let selection =
             RowSelection::from(vec![RowSelector::skip(skip), RowSelector::select(rows), RowSelector::skip(behind)]);
+        for group in (from..to).filter(|group| !self.checked[*group]) {
+            pages::check(&self.path, &self.file, self.metadata.metadata(), group..group + 1)?;
+        }
+        self.checked[from..to].fill(true);
         let file = self.file.try_clone().map_err(|e| Error::file(&self.path, e))?;
         let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone());
         let builder = builder.with_row_groups((from..to).collect()).with_row_selection(selection);

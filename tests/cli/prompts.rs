@@ -159,7 +159,13 @@ fn prompts_that_are_too_long_are_skipped_cut_or_refused_as_the_spec_says() {
     let right = "note      skipped: prompt 1 has 7 tokens, at most 6 are taken (data.max_prompt_tokens); others may follow, and are counted";
     assert_eq!(said, [right]);
     let log = log(&dir);
-    let trained = log.iter().flat_map(|file| &file.rollouts).filter(|row| row.status == Status::Trained);
+    let rows = || log.iter().flat_map(|file| &file.rollouts);
+    let why: BTreeSet<String> = rows().map(|row| row.status.to_string()).filter(|status| status != "trained").collect();
+    assert!(
+        why.contains("discarded: bad prompt: prompt 1 has 7 tokens, at most 6 are taken (data.max_prompt_tokens)"),
+        "{why:?}"
+    );
+    let trained = rows().filter(|row| row.status == Status::Trained);
     let trained: BTreeSet<(u64, u64)> = trained.map(|row| (row.group.number, row.group.prompt.id)).collect();
     assert_eq!(trained, [0, 2, 3, 4, 6, 7].map(|id| (id, id)).into(), "numbers do not shift");
 
