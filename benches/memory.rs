@@ -1,8 +1,9 @@
 //! Whether a long run's memory and open files stay as they are: `tidegate run`, watched from outside.
 //!
 //! `cargo bench --bench memory`: 10,000 steps of the toy engine. `cargo bench --bench memory -- SPEC.toml [--set KEY=VALUE]...`:
-//! a run with these arguments. Prints what is resident and how many files are open along the way, and the slope by least
-//! squares, bytes a step, over the last nine tenths: what a run holds from its start is there after the first.
+//! a run with these arguments. Prints what is resident and how many files are open along the way; then, of the last nine tenths
+//! (what a run holds from its start is there after the first), the slope by least squares with its standard error, bytes a
+//! step, and the median at either end: allocators take and give back many megabytes at a time, whatever a run holds.
 
 use std::error::Error;
 use std::fs;
@@ -47,13 +48,22 @@ impl Look {
     }
 }
 
-/// Bytes a step, by least squares.
-fn slope(looks: &[Look]) -> f64 {
+/// Bytes a step by least squares, and the standard error.
+fn slope(looks: &[Look]) -> (f64, f64) {
     let mean = |f: fn(&Look) -> u64| looks.iter().map(|look| f(look) as f64).sum::<f64>() / looks.len() as f64;
     let (step, resident) = (mean(|look| look.step), mean(|look| look.resident));
     let of = |look: &Look| (look.step as f64 - step, look.resident as f64 - resident);
     let products = looks.iter().map(of).fold((0.0, 0.0), |(xy, xx), (x, y)| (xy + x * y, xx + x * x));
-    products.0 / products.1
+    let slope = products.0 / products.1;
+    let left = looks.iter().map(of).map(|(x, y)| (y - slope * x).powi(2)).sum::<f64>();
+    (slope, (left / (looks.len() as f64 - 2.0) / products.1).sqrt())
+}
+
+/// Of what is resident, megabytes.
+fn median(looks: &[Look]) -> f64 {
+    let mut resident: Vec<u64> = looks.iter().map(|look| look.resident).collect();
+    resident.sort_unstable();
+    resident.get(resident.len() / 2).map_or(f64::NAN, |&bytes| bytes as f64 / 1e6)
 }
 
 fn watch(folder: &Path, arguments: &[String]) -> Result<Vec<Look>, Box<dyn Error>> {
@@ -96,6 +106,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let settled: Vec<Look> = looks.into_iter().filter(|look| look.step * 10 >= last).collect();
     let files = || settled.iter().map(|look| look.files);
     let (least, most) = (files().min().unwrap_or(0), files().max().unwrap_or(0));
-    println!("slope {:.0} bytes a step over {} looks; {least} to {most} files open", slope(&settled), settled.len());
+    let ((slope, error), ninth) = (slope(&settled), settled.len() / 9);
+    println!(
+        "slope {slope:.0} bytes a step, standard error {error:.0}, of {} looks; {least} to {most} files open",
+        settled.len()
+    );
+    let (early, late) = (median(&settled[..ninth]), median(&settled[settled.len() - ninth..]));
+    println!("median {early:.1} MB resident in the second tenth of the steps, {late:.1} MB in the last");
     Ok(())
 }
