@@ -114,6 +114,10 @@ pub fn estimate<'scope, E: Estimator + 'static>(
                 // After a fault groups pass as they are: no step starts any more, and the log keeps them as waiting.
                 let result = (!broken).then(|| alarm.check(estimate_one(estimator.as_mut(), &mut rollouts, worker)));
                 broken = !matches!(result, Some(Some(_)));
+                if broken {
+                    // What a fault cut off is not estimated, whatever stands there.
+                    rollouts.iter_mut().for_each(|rollout| rollout.advantage.clear());
+                }
                 let discarded = result.flatten().flatten();
                 let group = Arc::clone(&rollouts[0].group);
                 groups.session(&capability).give(Estimated { group, rollouts, discarded });

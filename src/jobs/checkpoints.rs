@@ -1,6 +1,6 @@
 //! Checkpoints: copied between two steps, written beside the steps that follow, sealed after the step that they are of.
 //!
-//! Two wrappers tell a thread what it needs. [`Kept`], around the learner, copies weights and optimizer after a step at which
+//! Two wrappers tell a thread what it needs. [`Watched`], around the learner, copies weights and optimizer after a step at which
 //! a checkpoint is due. [`Accounted`], around the log, says which step is durable and which groups it accounts for. The
 //! thread writes once it has both, so that no checkpoint is ever ahead of the log.
 
@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tidegate_operators::fault::Fault;
+use tidegate_operators::fault::{Fault, guarded};
 use tidegate_operators::record::{Rollout, SealedStep, Step, Version};
 use tidegate_operators::seal::Log;
 use tidegate_operators::train::{Learner, Trained};
@@ -55,21 +55,39 @@ pub struct Kept<E: Engine> {
     pub unkept: Option<Error>,
 }
 
+/// What checkpoints are made with.
+pub struct Making<'a, E: Engine> {
+    pub engine: &'a E,
+    pub folder: &'a RunFolder,
+    pub spec: &'a CheckpointSpec,
+    /// Told when a step is under way.
+    pub counters: &'a Arc<Counters>,
+    pub best: Option<Best<E>>,
+}
+
 impl<E: Engine + 'static> Checkpoints<E> {
-    /// Starts the thread, and wraps a run's learner and log for it. `state` is that at the run's start.
+    /// Starts the thread, and wraps a run's learner and log for it. `state` is that at the run's start; one that took sealed
+    /// steps again to get there is written at once, so that they need not be taken a third time.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed; a learner that cannot be copied.
     pub fn start<D>(
-        engine: &E,
-        folder: &RunFolder,
-        spec: &CheckpointSpec,
+        making: Making<'_, E>,
         state: State,
-        learner: E::Learner,
+        mut learner: E::Learner,
         log: D,
-        counters: &Arc<Counters>,
-        best: Option<Best<E>>,
     ) -> Result<(Self, Watched<E>, Accounted<E, D>)> {
+        let Making { engine, folder, spec, counters, best } = making;
         let (sender, messages) = channel();
-        let busy = Arc::new(AtomicBool::new(false));
         let newest = folder.checkpointed_steps()?.last().copied();
+        let again = state.step > 0 && newest != Some(state.step);
+        let busy = Arc::new(AtomicBool::new(again));
+        if again {
+            let (weights, optimizer) = (learner.weights()?, E::optimizer(&learner)?);
+            // The thread has both ends of the channel, so it is heard.
+            let _ = sender.send(Message::Copied(Box::new(Copied { version: state.step, weights, optimizer })));
+            let _ = sender.send(Message::Sealed(state.clone()));
+        }
         let (folder, writer) = (folder.clone(), engine.writer());
         let desk = Desk { folder, keep: spec.keep, writer, newest, busy: busy.clone(), told: HashSet::new(), best };
         let thread = std::thread::spawn(move || desk.serve(&messages));
@@ -83,25 +101,37 @@ impl<E: Engine + 'static> Checkpoints<E> {
     }
 
     /// After the dataflow's end: the last checkpoint, where the learner stands at the last sealed step.
-    ///
-    /// # Errors
-    /// A thread that panicked, or a learner that cannot be copied.
-    pub fn finish(self) -> Result<Kept<E>> {
+    pub fn finish(self) -> Kept<E> {
         // The wrappers are gone with the dataflow, so the thread comes to its end.
-        let mut desk = self.thread.join().map_err(|_| Error::engine("checkpoints", "their thread panicked"))?;
+        let desk = self.thread.join();
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut weights, mut unkept) = (None, None);
-        if let Some(mut learner) = self.home.take().filter(|learner| E::version(learner) == state.step) {
-            let (version, copy) = (state.step, learner.weights()?);
-            if desk.newest != Some(version) {
-                let copied = Copied { version, weights: copy.clone(), optimizer: E::optimizer(&learner)? };
-                unkept = desk.write(&copied, &state).err();
-                desk.tidy();
-            }
-            weights = Some(copy);
+        let learner = self.home.take().filter(|learner| E::version(learner) == state.step);
+        let mut kept = Kept { state, weights: None, unkept: None };
+        match (desk, learner) {
+            (Err(_), _) => kept.unkept = Some(Error::engine("checkpoints", "the thread that writes them panicked")),
+            (Ok(_), None) => {}
+            (Ok(desk), Some(learner)) => kept.unkept = last(desk, learner, &kept.state, &mut kept.weights).err(),
         }
-        Ok(Kept { state, weights, unkept })
+        kept
     }
+}
+
+/// Writes the checkpoint of the last step, unless it is there; the weights are good for an evaluation whatever becomes of it.
+fn last<E: Engine>(
+    mut desk: Desk<E>,
+    mut learner: E::Learner,
+    state: &State,
+    weights: &mut Option<E::Weights>,
+) -> Result<()> {
+    let copy = learner.weights()?;
+    *weights = Some(copy.clone());
+    if desk.newest == Some(state.step) {
+        return Ok(());
+    }
+    let copied = Copied { version: state.step, weights: copy, optimizer: E::optimizer(&learner)? };
+    desk.write(&copied, state)?;
+    desk.tidy();
+    Ok(())
 }
 
 /// So many files of the log are no burden, and easier to look at one by one.
@@ -129,10 +159,14 @@ impl<E: Engine> Desk<E> {
                 Message::Sealed(state) => {
                     let Some(copied) = pending.take_if(|copied| copied.version == state.step) else { continue };
                     // The log has all that a checkpoint has: a run goes on without one.
-                    if let Err(error) = self.write(&copied, &state) {
-                        say(format_args!("note      no checkpoint of step {}: {error}; the run goes on", state.step));
+                    let written = guarded("checkpoint", || {
+                        self.write(&copied, &state).map_err(|e| Fault::new("checkpoint", e))?;
+                        self.tidy();
+                        Ok(())
+                    });
+                    if let Err(fault) = written {
+                        say(format_args!("note      no checkpoint of step {}: {fault}; the run goes on", state.step));
                     }
-                    self.tidy();
                     self.busy.store(false, Ordering::Release);
                 }
             }
@@ -235,13 +269,17 @@ impl<E: Engine> Learner for Watched<E> {
         let learner = self.learner.get()?;
         let version = E::version(learner);
         if self.due.after(version) && !self.busy.load(Ordering::Acquire) {
-            let optimizer = E::optimizer(learner).map_err(|e| Fault::new("train", e))?;
-            let copied = Copied { version, weights: weights.clone(), optimizer };
             (self.due.step, self.due.at) = (version, Instant::now());
-            self.busy.store(true, Ordering::Release);
-            crash::at("checkpoint: copied");
-            // Nobody hears it only if the thread has panicked; the end of the run says so.
-            let _ = self.sender.send(Message::Copied(Box::new(copied)));
+            match E::optimizer(learner) {
+                Ok(optimizer) => {
+                    let copied = Copied { version, weights: weights.clone(), optimizer };
+                    self.busy.store(true, Ordering::Release);
+                    crash::at("checkpoint: copied");
+                    // Nobody hears it only if the thread is gone; the end of the run says so.
+                    let _ = self.sender.send(Message::Copied(Box::new(copied)));
+                }
+                Err(error) => say(format_args!("note      no checkpoint of step {version}: {error}; the run goes on")),
+            }
         }
         crash::at("step: published");
         Ok(weights)

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::data::Data;
 use crate::jobs::encode::Encoder;
-use crate::jobs::eval::{Evaluation, Evaluator, Mode, evaluate};
+use crate::jobs::eval::{self, Evaluation, Evaluator, Mode, evaluate};
 use crate::jobs::recovery::Origin;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
@@ -15,17 +15,18 @@ use crate::jobs::training::{self, Training};
 use crate::jobs::{Output, print, say};
 use crate::spec::{EvalWhen, Spec};
 use crate::store::{RunFolder, write_metrics};
-use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
 use crate::tasks::source;
+use std::sync::Arc;
 use tidegate_operators::fault::Halt;
+use tidegate_operators::record::Group;
 
 /// What a run is made of, besides its engine.
 pub struct Course {
     pub spec: Spec,
     pub rewards: Rewards,
     pub prompts: source::Prompts,
-    pub held_out: Vec<Item>,
+    pub held_out: Vec<Arc<Group>>,
 }
 
 impl Course {
@@ -40,7 +41,8 @@ impl Course {
         let model = engine.folder().unwrap_or(&spec.model.path);
         let data = Data { file: spec.data.as_ref(), tasks: &spec.task, model, purpose: Use::Rollouts };
         let prompts = data.training(spec.seed, rewards.rule())?;
-        let held_out = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
+        let items = data.held_out(spec.eval.data.as_ref(), spec.eval.prompts)?;
+        let held_out = eval::held_out(items, engine, spec.eval.data.as_ref())?;
         Ok(Course { spec, rewards, prompts, held_out })
     }
 
@@ -111,30 +113,31 @@ pub fn fits<E: Engine>(sampling: &Sampling, engine: &E) -> Result<()> {
 /// None without held-out prompts, and after a halt.
 fn evaluations<E: Engine>(
     when: &str,
-    items: &[Item],
+    held_out: &[Arc<Group>],
     engine: &E,
     spec: &Spec,
     rewards: &Rewards,
     halt: &Halt,
 ) -> Result<Option<Evaluations>> {
-    if items.is_empty() {
+    if held_out.is_empty() {
         say(format_args!(
             "held out  none {when} training: eval.prompts is 0, or a file of prompts has no eval.data beside it"
         ));
         return Ok(None);
     }
     E::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));
-    let of = |mode: Mode| -> Result<Evaluation> { evaluate(items, engine, &spec.generate, rewards, mode, spec.seed, halt) };
+    let of =
+        |mode: Mode| -> Result<Evaluation> { evaluate(held_out, engine, &spec.generate, rewards, mode, spec.seed, halt) };
     let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
     if halt.is_set() {
         return Ok(None);
     }
-    let rate = |e: &Evaluation| 100.0 * e.total().rate().unwrap_or(0.0);
+    let rate = |e: &Evaluation| e.total().rate().map_or_else(|| "-".to_owned(), |rate| format!("{:.1} %", 100.0 * rate));
     say(format_args!(
-        "held out  {when} training: {:.1} % sampled, {:.1} % greedy of {} prompts",
+        "held out  {when} training: {} sampled, {} greedy of {} prompts",
         rate(&evaluations.sampled),
         rate(&evaluations.greedy),
-        items.len()
+        held_out.len()
     ));
     Ok(Some(evaluations))
 }

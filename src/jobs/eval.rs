@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::jobs::encode::Encoder;
 use crate::jobs::rewards::{RewardScorer, Rewards};
 use crate::tasks::item::Item;
+use crate::tasks::spec::DataSpec;
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -80,20 +81,34 @@ pub struct Evaluator<E: Engine> {
     groups: Vec<Arc<Group>>,
 }
 
+/// Held-out prompts as groups of one, in the order of the items.
+///
+/// # Errors
+/// A prompt that is too long, where `data` says that this is the end.
+pub fn held_out<E: Engine>(items: Vec<Item>, engine: &E, data: Option<&DataSpec>) -> Result<Vec<Arc<Group>>> {
+    let mut encoder = Encoder::new(engine, data)?;
+    let group = |(number, item)| {
+        let prompt = encoder.prompt(0, item)?;
+        Ok(Arc::new(Group { number, size: 1, prompt, ..Group::default() }))
+    };
+    (0..).zip(items).map(group).collect()
+}
+
 impl<E: Engine> Evaluator<E> {
     /// # Errors
-    /// What the tokenizer refuses; not enough memory.
-    pub fn new(items: &[Item], engine: &E, sampling: &Sampling, rewards: &Rewards, mode: Mode, seed: u64) -> Result<Self> {
+    /// Not enough memory.
+    pub fn new(
+        groups: &[Arc<Group>],
+        engine: &E,
+        sampling: &Sampling,
+        rewards: &Rewards,
+        mode: Mode,
+        seed: u64,
+    ) -> Result<Self> {
         let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
-        let sampling = Sampling { slots: sampling.slots.min(items.len().max(1)), temperature, ..sampling.clone() };
+        let sampling = Sampling { slots: sampling.slots.min(groups.len().max(1)), temperature, ..sampling.clone() };
         let generator = engine.generator(&sampling, seed, 0)?;
-        let mut encoder = Encoder::new(engine, None)?;
-        let mut groups = Vec::with_capacity(items.len());
-        for (number, item) in items.iter().enumerate() {
-            let prompt = encoder.prompt(0, item.clone())?;
-            groups.push(Arc::new(Group { number: number as u64, size: 1, prompt, ..Group::default() }));
-        }
-        Ok(Evaluator { generator, scorer: rewards.scorer(), groups })
+        Ok(Evaluator { generator, scorer: rewards.scorer(), groups: groups.to_vec() })
     }
 
     /// Answers each prompt once and counts the right ones; a halt ends it early, and no other follows it.
@@ -107,7 +122,9 @@ impl<E: Engine> Evaluator<E> {
         groups.iter().try_for_each(|group| generator.start(Arc::clone(group)))?;
         while generator.running() > 0 && !halt.is_set() {
             for rollout in generator.step()? {
-                scorer.score(rollout)?.iter().for_each(|rollout| evaluation.count(rollout));
+                // A prompt that was refused has no answer to be judged.
+                let scored = if rollout.trainable() { scorer.score(rollout)? } else { Some(rollout) };
+                scored.iter().for_each(|rollout| evaluation.count(rollout));
             }
             scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
         }
@@ -124,7 +141,7 @@ impl<E: Engine> Evaluator<E> {
 /// # Errors
 /// As [`Evaluator`].
 pub fn evaluate<E: Engine>(
-    items: &[Item],
+    groups: &[Arc<Group>],
     engine: &E,
     sampling: &Sampling,
     rewards: &Rewards,
@@ -132,7 +149,7 @@ pub fn evaluate<E: Engine>(
     seed: u64,
     halt: &Halt,
 ) -> Result<Evaluation> {
-    Evaluator::new(items, engine, sampling, rewards, mode, seed)?.evaluate(0, engine.snapshot()?, halt)
+    Evaluator::new(groups, engine, sampling, rewards, mode, seed)?.evaluate(0, engine.snapshot()?, halt)
 }
 
 /// Success by task, a column an evaluation.

@@ -11,7 +11,7 @@ use crate::jobs::verdict::{Check, Verdict};
 use crate::jobs::{replay, say};
 use crate::spec::Spec;
 use crate::store::ledger::{Ledger, State};
-use crate::store::{Footer, LogReader, Part, RunFolder};
+use crate::store::{Footer, LogReader, Part, RunFolder, StepFile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use tidegate_operators::fault::Halt;
@@ -79,6 +79,7 @@ where
     crash::at("resume: replayed");
     for step in state.step + 1..=last {
         let file = log.step(step)?;
+        plausible(&file, &state.groups)?;
         state.groups.account_rows(&file.rollouts);
         if let Some(metrics) = file.footer.metrics {
             state = State::after(&metrics, state.groups);
@@ -127,6 +128,9 @@ fn at_checkpoint<E: Engine>(
 ) -> Result<(E, E::Learner, State)> {
     let path = folder.checkpoint(step);
     let state = State::read(&path)?;
+    if state.step != step {
+        return Err(Error::file(&path, format!("its state.json is of step {}", state.step)));
+    }
     let recorded = log.footer(step)?.metrics.unwrap_or_default().weights;
     let engine = open(Some(&path))?;
     let found = engine.hashes()?;
@@ -181,7 +185,9 @@ fn waiting(spec: &Spec, log: &mut LogReader, groups: &mut Ledger, start: &mut St
     let mut found: BTreeMap<(Step, u64), Vec<Rollout>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     for part in log.parts().into_iter().rev().filter(|part| matches!(part, Part::Tail(_))) {
-        let rows = log.read(part)?.rollouts;
+        let file = log.read(part)?;
+        plausible(&file, groups)?;
+        let rows = file.rollouts;
         groups.account_rows(&rows);
         for group in rows.chunk_by(|a, b| a.group.number == b.group.number) {
             let number = group[0].group.number;
@@ -190,13 +196,27 @@ fn waiting(spec: &Spec, log: &mut LogReader, groups: &mut Ledger, start: &mut St
             }
         }
     }
-    found.retain(|(_, number), rows| !groups.has(*number) && rows.len() == rows[0].group.size as usize);
+    // A fault may have kept the estimator from a group: it is sampled again.
+    let estimated_one = |row: &Rollout| !row.trainable() || row.advantage.len() == row.tokens.len();
+    let whole = |rows: &[Rollout]| rows.len() == rows[0].group.size as usize && rows.iter().all(estimated_one);
+    found.retain(|(_, number), rows| !groups.has(*number) && whole(rows));
     start.next = found.keys().map(|(_, number)| number + 1).max().unwrap_or(0).max(groups.next());
     found.retain(|(due, number), _| start.wait(*due, *number, plan.schedule, plan.steps, plan.batch_groups));
     let waits: BTreeSet<u64> = start.waiting.iter().map(|(_, number)| *number).collect();
     let unaccounted = groups.missing().iter().copied().chain(groups.next()..start.next);
     start.again = unaccounted.filter(|number| !waits.contains(number)).collect();
     Ok(found.into_values().map(estimated).collect())
+}
+
+/// Numbers of groups go on without large gaps; a file that says otherwise is not of this run.
+fn plausible(file: &StepFile, groups: &Ledger) -> Result<()> {
+    const LARGEST_GAP: u64 = 1 << 24;
+    let last = file.rollouts.iter().map(|row| row.group.number).max().unwrap_or(0);
+    if last > groups.next().saturating_add(LARGEST_GAP) {
+        let why = format!("{last}, where the groups before it end at {}: this is no file of the run", groups.next());
+        return Err(Error::column(&file.path, "group", why));
+    }
+    Ok(())
 }
 
 fn estimated(mut rollouts: Vec<Rollout>) -> Estimated {

@@ -113,7 +113,7 @@ fn first_footer(folder: &RunFolder) -> Result<Footer> {
 ///
 /// # Errors
 /// The hashes differ.
-pub fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
+pub(super) fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
     if recorded == found {
         return Ok(());
     }

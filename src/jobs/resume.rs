@@ -85,9 +85,8 @@ fn is_finished(folder: &RunFolder) -> Result<bool> {
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
-const HARMLESS: [&str; 10] = [
+const HARMLESS: [&str; 9] = [
     "steps",
-    "output",
     "checkpoint.",
     "eval.",
     "estimate.discard_limit",
@@ -103,11 +102,19 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
     let path = folder.spec();
     let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
     let spec = Spec::from_text(&text, sets)?;
+    if let Some(set) = sets.iter().find(|set| set.split('=').next().is_some_and(|key| key.trim() == "output")) {
+        return Err(Error::config("--set", set, "a run that goes on stays in its folder; move the folder if you like"));
+    }
     let mut log = LogReader::open(folder)?;
     let Some(last) = log.steps().last() else { return Ok(spec) };
     let recorded = Spec::from_text(&log.footer(last)?.info.spec, &[])?;
+    let (threads, were) = (spec.learner_threads(), recorded.learner_threads());
+    if threads != were {
+        let why = format!("the learner's worker had {were} threads, and other bits come out of {threads}");
+        return Err(Error::config("workers", format!("{threads} threads"), why));
+    }
     let (recorded, now) = (recorded.keys(), spec.keys());
-    for key in recorded.keys().chain(now.keys()) {
+    for key in recorded.keys().chain(now.keys()).filter(|key| *key != "output") {
         let (then, now) = (recorded.get(key), now.get(key));
         let critic = key == "learn.value_coef";
         if then == now || HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && !critic {

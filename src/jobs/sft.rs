@@ -167,6 +167,7 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
     let (steps, pairs) = (last.step, spec.batch_size);
     print(format_args!("trained  {steps} steps of {pairs} pairs in {seconds:.1} s, last loss {:.4}", last.loss))?;
     if !held_out.is_empty() {
+        let held_out = eval::held_out(held_out, &policy, spec.eval.data.as_ref())?;
         let rewards = Rewards::start(&spec.reward)?;
         let of = |mode| eval::evaluate(&held_out, &policy, &spec.generate, &rewards, mode, spec.seed, &interrupt.halt);
         let (sampled, greedy) = (of(Mode::Sampled)?, of(Mode::Greedy)?);

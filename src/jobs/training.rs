@@ -3,7 +3,7 @@
 use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::best::Best;
-use crate::jobs::checkpoints::Checkpoints;
+use crate::jobs::checkpoints::{Checkpoints, Making};
 use crate::jobs::encode::Encoder;
 use crate::jobs::ports::{Baseline, GroupEstimator, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
@@ -79,8 +79,8 @@ where
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
-    let (checkpoints, learner, log) =
-        Checkpoints::start(engine, folder, &spec.checkpoint, state, learner, log, &counters, best)?;
+    let making = Making { engine, folder, spec: &spec.checkpoint, counters: &counters, best };
+    let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
     let mut prompts = Some(TokenizedPrompts { prompts, encoder });
@@ -123,7 +123,7 @@ where
     let seconds = started.elapsed().as_secs_f64();
     progress.finish();
 
-    let kept = checkpoints.finish()?;
+    let kept = checkpoints.finish();
     let sealed = std::mem::take(&mut *sealed.lock().unwrap_or_else(PoisonError::into_inner));
     let generator_library = counters.torch_ns.load(Ordering::Relaxed);
     let apart = !plan.generators.contains(&plan.learner);

@@ -9,7 +9,7 @@
 //! that a row is copied as often as the log doubles, at most.
 
 use super::layout::{LogFile, RunFolder};
-use super::merge::{Kind, Source, merge, plan};
+use super::merge::{Kind, Source, merge, plan, whole};
 use crate::crash;
 use crate::durable::{Exchange, Staged, exchange, names, remove, sync_folder, sync_parent};
 use crate::error::{Error, Result};
@@ -95,19 +95,16 @@ fn candidates(folder: &RunFolder, through: Step, limits: &Limits, left: &mut Vec
     let mut kind: Option<Arc<Kind>> = None;
     let files = folder.log_files()?;
     for file in files.into_iter().rev().filter(|file| !file.steps().is_empty() && *file.steps().end() <= through) {
-        let source = match Source::of(file, &folder.log_file(file), kind.as_ref()) {
-            Ok(source) => source,
-            Err(error @ (Error::File { .. } | Error::Column { .. })) => {
-                left.push(error);
-                None
-            }
-            Err(error) => return Err(error),
-        };
-        let Some(source) = source else { continue };
+        let path = folder.log_file(file);
+        let Some(source) = undamaged(Source::of(file, &path, kind.as_ref()), left)?.flatten() else { continue };
         if let LogFile::Merged { .. } = file
             && (source.rows > rows || source.rows + rows > limits.rows)
         {
             break;
+        }
+        // Reading all of it is for those alone that are merged.
+        if undamaged(whole(&path), left)?.is_none() {
+            continue;
         }
         rows += source.rows;
         kind = Some(Arc::clone(&source.kind));
@@ -115,6 +112,18 @@ fn candidates(folder: &RunFolder, through: Step, limits: &Limits, left: &mut Vec
     }
     sources.reverse();
     Ok(sources)
+}
+
+/// What was found in a file; a damaged one is named in `left`.
+fn undamaged<T>(found: Result<T>, left: &mut Vec<Error>) -> Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error @ (Error::File { .. } | Error::Column { .. })) => {
+            left.push(error);
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Why the folder cannot be exchanged here, if so: found out before anything is merged.

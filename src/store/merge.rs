@@ -36,17 +36,16 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Looks a file over, its rows' seal as well. `known` is what another file is like. None for a file that this program did not
+    /// Looks a file over, as far as its footer shows it. `known` is what another file is like. None for a file that this program did not
     /// write: nothing says that it is whole.
     ///
     /// # Errors
     /// A damaged file.
     pub(super) fn of(file: LogFile, path: &Path, known: Option<&Arc<Kind>>) -> Result<Option<Self>> {
-        let mut open = OpenFile::open(path)?;
+        let open = OpenFile::open(path)?;
         if !open.sealed() {
             return Ok(None);
         }
-        open.verify()?;
         let footer = open.footer();
         let (first, last) = footer.steps().into_inner();
         let kind = Kind { schema_version: footer.schema_version, info: footer.info.clone(), columns: open.schema().clone() };
@@ -56,6 +55,14 @@ impl Source {
         let bytes = path.metadata().map_err(|e| Error::file(path, e))?.len();
         Ok(Some(Source { file, first, last, rows, bytes, metrics_bytes, kind }))
     }
+}
+
+/// Whether the rows of a file are those that were sealed.
+///
+/// # Errors
+/// They are not.
+pub(super) fn whole(path: &Path) -> Result<()> {
+    OpenFile::open(path)?.verify()
 }
 
 /// Splits sources, which are in the order of their steps, into those that become one file each. What stays alone stays as it is.

@@ -15,6 +15,7 @@ use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
+use std::collections::HashSet;
 use std::error;
 use std::fs::File;
 use tidegate_operators::fault::Fault;
@@ -61,9 +62,15 @@ impl ParquetLog {
                 return Err(Error::file(path, why));
             }
         } else if path.exists() {
-            // A resumed run that ended before its next step: what waited comes again, what was discarded does not.
+            // A resumed run that ended before its next step: what waited comes again, groups that were discarded do not.
+            let here: HashSet<u64> = sealed.rollouts.iter().map(|row| row.group.number).collect();
             let earlier = read_step(&path)?.rollouts;
-            sealed.rollouts.extend(earlier.into_iter().filter(|r| matches!(r.status, Status::Discarded(_))));
+            for group in earlier.chunk_by(|a, b| a.group.number == b.group.number) {
+                let done = group.iter().all(|row| matches!(row.status, Status::Discarded(_)));
+                if done && !here.contains(&group[0].group.number) {
+                    sealed.rollouts.extend_from_slice(group);
+                }
+            }
         }
         let footer =
             Footer { schema_version: SCHEMA_VERSION, step: sealed.step, info: self.info.clone(), metrics: sealed.metrics };

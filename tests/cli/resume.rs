@@ -191,6 +191,8 @@ fn what_a_run_can_change_in_its_middle() {
         ("learn.value_coef=0.1", "learn.value_coef = 0.1: the run has 0.0"),
         ("reward.pattern=x", "reward.pattern = \"x\": the run has \"^[0-4]\""),
         ("lern.lr=1", "did you mean learn"),
+        ("output=other", "--set = output=other: a run that goes on stays in its folder"),
+        ("workers={generators=[0],learners=[0],generator_threads=2}", "the learner's worker had 1 threads"),
     ] {
         resume(&dir, &["--set", "steps=40", "--set", set]).refused(2, &[says]);
     }
@@ -267,10 +269,13 @@ fn a_checkpoint_is_all_that_is_needed() {
     let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
     let away: PathBuf = dir.path().join("elsewhere");
     fs::rename(&model, &away).unwrap();
-    resume(&dir, &["--set", "steps=5"]).ok();
-    assert_eq!(folder.sealed_steps().unwrap().len(), 5);
+    // The checkpoint that it went on from goes away as well, and the tokenizer must not go with it.
+    resume(&dir, &["--set", "steps=9", "--set", "checkpoint.keep=1"]).ok();
+    assert_eq!((folder.sealed_steps().unwrap().len(), folder.checkpointed_steps().unwrap()), (9, vec![9]));
+    let again = resume(&dir, &["--set", "steps=10"]).ok();
+    assert!(!again.err.contains("cannot be used"), "{}", again.err);
     let path = format!("model.path={}", away.display());
     let replayed = tidegate(dir.path(), &["replay", "runs/spec", "--set", &path]).ok();
-    assert!(replayed.out.contains("5 steps") && replayed.out.contains("bit for bit"), "{}", replayed.out);
-    assert!(Path::new(&folder.checkpoint(5)).join("tokenizer.json").exists());
+    assert!(replayed.out.contains("10 steps") && replayed.out.contains("bit for bit"), "{}", replayed.out);
+    assert!(Path::new(&folder.checkpoint(10)).join("tokenizer.json").exists());
 }

@@ -15,8 +15,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::fs;
+use std::io::ErrorKind;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 const CONFIG: &str = "config.json";
@@ -219,14 +221,14 @@ fn kind_of(dtype: Dtype) -> Option<Kind> {
     }
 }
 
-/// Writes a model folder that appears whole or not at all; one that is there is replaced. Tokenizer files come from
-/// `copy_from`.
+/// Writes a model folder that appears whole or not at all; one that is there is replaced. Tokenizer files are those of
+/// `alongside`.
 ///
 /// # Errors
 /// A disk that refuses.
-pub fn save(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy_from: Option<&Path>) -> Result<()> {
+pub fn save(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, alongside: &Alongside) -> Result<()> {
     let staged = Staged::new(folder)?;
-    write(staged.path(), config, layout, flat, copy_from)?;
+    write(staged.path(), config, layout, flat, alongside)?;
     staged.seal()
 }
 
@@ -234,7 +236,7 @@ pub fn save(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy
 ///
 /// # Errors
 /// A disk that refuses.
-pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, copy_from: Option<&Path>) -> Result<()> {
+pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, alongside: &Alongside) -> Result<()> {
     let text = format!("{:#}\n", config.to_json());
     let path = folder.join(CONFIG);
     fs::write(&path, text).map_err(|e| Error::write(&path, &e))?;
@@ -251,11 +253,33 @@ pub fn write(folder: &Path, config: &Config, layout: &Layout, flat: &Tensor, cop
         let named = tensors.into_iter().map(|stored| (stored.name.clone(), stored));
         serialize_to_file(named, Some(metadata), &path).map_err(|e| Error::write(&path, &e))?;
     }
-    for name in ALONGSIDE {
-        let Some(from) = copy_from.map(|folder| folder.join(name)).filter(|path| path.exists()) else { continue };
-        fs::copy(&from, folder.join(name)).map_err(|e| Error::write(&from, &e))?;
+    alongside.0.iter().try_for_each(|(name, bytes)| {
+        let path = folder.join(name);
+        fs::write(&path, bytes).map_err(|e| Error::write(&path, &e))
+    })
+}
+
+/// The files of a model folder that go along unchanged, in memory: the folder may be gone when the next one is written.
+#[derive(Clone, Debug, Default)]
+pub struct Alongside(Arc<Vec<(&'static str, Vec<u8>)>>);
+
+impl Alongside {
+    /// Those that the folder has.
+    ///
+    /// # Errors
+    /// One that cannot be read.
+    pub fn read(folder: &Path) -> Result<Alongside> {
+        let mut files = Vec::new();
+        for name in ALONGSIDE {
+            let path = folder.join(name);
+            match fs::read(&path) {
+                Ok(bytes) => files.push((name, bytes)),
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                Err(e) => return Err(Error::file(path, e)),
+            }
+        }
+        Ok(Alongside(Arc::new(files)))
     }
-    Ok(())
 }
 
 /// A tensor on its way into a file.

@@ -54,14 +54,14 @@ fn what_is_saved_loads_the_same() {
         let (config, folder, other) = (tiny(family), base.path().join("m"), base.path().join("n"));
         let layout = Layout::of(&config, ValueHead::Present);
         let flat = spread(&layout, 3);
-        save(&folder, &config, &layout, &flat, None).unwrap();
+        save(&folder, &config, &layout, &flat, &Alongside::default()).unwrap();
         fs::write(folder.join("tokenizer.json"), "{}").unwrap();
         let loaded = load(&folder, ValueHead::Present).unwrap();
         assert_eq!((&loaded.config, &loaded.layout), (&config, &layout));
         assert_eq!(numbers(&loaded.flat), numbers(&flat));
         // Over a folder that is there, with the tokenizer's files; nothing else stays behind.
-        save(&other, &config, &layout, &init(&layout, 1).unwrap(), None).unwrap();
-        save(&other, &config, &layout, &loaded.flat, Some(&folder)).unwrap();
+        save(&other, &config, &layout, &init(&layout, 1).unwrap(), &Alongside::default()).unwrap();
+        save(&other, &config, &layout, &loaded.flat, &Alongside::read(&folder).unwrap()).unwrap();
         assert!(other.join("tokenizer.json").exists());
         assert_eq!(load(&other, ValueHead::Present).unwrap().model_hash, loaded.model_hash);
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 2);
@@ -70,7 +70,7 @@ fn what_is_saved_loads_the_same() {
         assert_eq!(plain.layout.entries.len() + 2, layout.entries.len());
         assert_eq!(plain.model_hash, loaded.model_hash);
         let other_weights = init(&layout, 9).unwrap();
-        save(&base.path().join("third"), &config, &layout, &other_weights, None).unwrap();
+        save(&base.path().join("third"), &config, &layout, &other_weights, &Alongside::default()).unwrap();
         assert_ne!(load(&base.path().join("third"), ValueHead::None).unwrap().model_hash, loaded.model_hash);
         fs::remove_dir_all(base.path().join("third")).unwrap();
         fs::remove_file(other.join(VALUE_HEAD)).unwrap();
@@ -105,7 +105,7 @@ fn shards_are_one_model_and_a_missing_one_is_named() {
     let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
     let layout = Layout::of(&config, ValueHead::None);
     let flat = spread(&layout, 3);
-    save(&folder, &config, &layout, &flat, None).unwrap();
+    save(&folder, &config, &layout, &flat, &Alongside::default()).unwrap();
     shard(&folder);
     assert_eq!(numbers(&load(&folder, ValueHead::None).unwrap().flat), numbers(&flat));
     fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
@@ -169,7 +169,7 @@ fn each_broken_folder_is_named() {
     let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
     let layout = Layout::of(&config, ValueHead::None);
     for (change, right) in cases {
-        save(&folder, &config, &layout, &init(&layout, 3).unwrap(), None).unwrap();
+        save(&folder, &config, &layout, &init(&layout, 3).unwrap(), &Alongside::default()).unwrap();
         rewrite(&folder, change);
         let message = error_of(&folder);
         assert!(message.ends_with(right), "{message}");
@@ -193,7 +193,7 @@ fn files_that_say_what_is_not_there_are_refused_by_their_headers() {
     let base = tempfile::tempdir().unwrap();
     let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
     let layout = Layout::of(&config, ValueHead::None);
-    save(&folder, &config, &layout, &init(&layout, 3).unwrap(), None).unwrap();
+    save(&folder, &config, &layout, &init(&layout, 3).unwrap(), &Alongside::default()).unwrap();
     let whole = fs::read(folder.join(MODEL)).unwrap();
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     for cut in [0, 7, 8, header - 1, header, header + 5, whole.len() - 1] {
@@ -234,7 +234,7 @@ fn shards_are_files_of_the_folder() {
     let base = tempfile::tempdir().unwrap();
     let (config, folder) = (tiny(Family::Llama), base.path().join("m"));
     let layout = Layout::of(&config, ValueHead::None);
-    save(&folder, &config, &layout, &spread(&layout, 3), None).unwrap();
+    save(&folder, &config, &layout, &spread(&layout, 3), &Alongside::default()).unwrap();
     fs::rename(folder.join(MODEL), base.path().join("outside.safetensors")).unwrap();
     let outside = base.path().join("outside.safetensors");
     for name in ["../outside.safetensors", "..", ".", "/", "a/b", outside.to_str().unwrap(), ""] {
@@ -289,7 +289,7 @@ fn saved_folders_keep_their_logits() {
             Vec::<Vec<f32>>::try_from(model.logits(&hidden).unwrap().squeeze_dim(0)).unwrap()
         };
         let (flat, folder) = (spread(&layout, 8), base.join(name));
-        save(&folder, &config, &layout, &flat, None).unwrap();
+        save(&folder, &config, &layout, &flat, &Alongside::default()).unwrap();
         let ours = logits(&flat);
         assert_eq!(logits(&load(&folder, ValueHead::Present).unwrap().flat), ours);
         fs::write(folder.join("logits.json"), json!([{ "tokens": TOKENS, "logits": ours }]).to_string()).unwrap();

@@ -2,6 +2,7 @@
 
 use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
 use crate::engine::spec::{Learning, Sampling};
+use crate::engine::torch::checkpoint::{self, Alongside};
 use crate::engine::torch::config::Config;
 use crate::engine::torch::generator::TorchGenerator;
 use crate::engine::torch::layout::Layout;
@@ -9,9 +10,9 @@ use crate::engine::torch::learner::TorchLearner;
 use crate::engine::torch::optimizer::State;
 use crate::engine::torch::policy::Policy;
 use crate::engine::torch::weights::Snapshot;
-use crate::engine::torch::{checkpoint, device, moments};
+use crate::engine::torch::{device, moments};
 use crate::error::Result;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tidegate_operators::record::{Step, Version};
 
@@ -97,7 +98,7 @@ impl Engine for Policy {
     }
 
     fn writer(&self) -> TorchWriter {
-        TorchWriter { config: self.config.clone(), layout: self.layout.clone(), folder: self.folder.clone() }
+        TorchWriter { config: self.config.clone(), layout: self.layout.clone(), alongside: self.alongside.clone() }
     }
 
     fn set_threads(threads: u16) {
@@ -110,13 +111,12 @@ impl Engine for Policy {
 pub struct TorchWriter {
     config: Config,
     layout: Layout,
-    /// Where the tokenizer's files are.
-    folder: PathBuf,
+    alongside: Alongside,
 }
 
 impl Writer<Snapshot, State> for TorchWriter {
     fn write(&self, folder: &Path, weights: &Snapshot, optimizer: &State) -> Result<()> {
-        checkpoint::write(folder, &self.config, &self.layout, weights.flat(), Some(&self.folder))?;
+        checkpoint::write(folder, &self.config, &self.layout, weights.flat(), &self.alongside)?;
         moments::write(folder, &self.layout, optimizer)
     }
 }

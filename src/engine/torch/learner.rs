@@ -230,6 +230,8 @@ impl TorchLearner {
             if !metrics.grad_norm.is_finite() {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
+            // From here on the weights are no longer those of the version before, whatever comes.
+            self.version = step;
             self.optimizer.step(&self.flat, self.gradient.flat(), metrics.lr)?;
             if self.flat.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
                 let why = format!("not finite after an update at learning rate {}: the run has diverged", metrics.lr);

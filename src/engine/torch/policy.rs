@@ -2,7 +2,7 @@
 
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::{self, Tokenizer};
-use crate::engine::torch::checkpoint;
+use crate::engine::torch::checkpoint::{self, Alongside};
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
 use crate::engine::torch::generator::{Settings, TorchGenerator};
@@ -24,6 +24,8 @@ pub struct Policy {
     pub hash: String,
     /// What a person should know of the folder, a sentence each.
     pub notes: Vec<String>,
+    /// What a saved folder of it has besides.
+    pub(super) alongside: Alongside,
     flat: Tensor,
     device: Device,
 }
@@ -49,6 +51,7 @@ impl Policy {
             tokenizer,
             hash: loaded.model_hash,
             notes: loaded.notes,
+            alongside: Alongside::read(folder)?,
             flat: loaded.flat,
             device,
         })
@@ -61,7 +64,7 @@ impl Policy {
     pub fn create(folder: &Path, config: &Config, alphabet: &str, seed: u64) -> Result<()> {
         let layout = Layout::of(config, ValueHead::None);
         let flat = checkpoint::init(&layout, seed)?;
-        checkpoint::save(folder, config, &layout, &flat, None)?;
+        checkpoint::save(folder, config, &layout, &flat, &Alongside::default())?;
         tokenizer::write_char_level(folder, alphabet)
     }
 
@@ -111,6 +114,6 @@ impl Policy {
     /// # Errors
     /// A disk that refuses.
     pub fn save(&self, folder: &Path) -> Result<()> {
-        checkpoint::save(folder, &self.config, &self.layout, &self.flat, Some(&self.folder))
+        checkpoint::save(folder, &self.config, &self.layout, &self.flat, &self.alongside)
     }
 }

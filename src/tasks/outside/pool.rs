@@ -154,9 +154,9 @@ impl Client {
     /// Those that have come back since: with a reward and its parts, or with the reason why there is none.
     ///
     /// # Errors
-    /// Once, when too large a share of the requests failed; nothing is asked any more then.
+    /// Too large a share of the requests failed: nothing is asked any more, and whoever asks is told.
     pub fn finished(&mut self) -> Result<Vec<Rollout>, Fault> {
-        if let Some(fault) = self.shared.lock().fault.take() {
+        if let Some(fault) = self.shared.lock().fault.clone() {
             return Err(fault);
         }
         let scored = std::mem::take(&mut self.inbox.lock().scored);
