@@ -1,4 +1,4 @@
-//! The run's folder: where each file is, what it is called, and how a file becomes visible all or nothing.
+//! The run's folder: where each file is, and what it is called.
 //!
 //! ```text
 //! runs/NAME/
@@ -6,7 +6,8 @@
 //!   rollouts/step-00000042.parquet     one file a sealed step
 //!   rollouts/step-00000001-00000040.parquet  those that were compacted into one
 //!   rollouts/waiting-00000043.parquet  the tail: what no step had trained when the run ended before step 43
-//!   checkpoints/step-00000040/         weights, optimizer, state
+//!   checkpoints/step-00000040/         weights, optimizer, state; `evaluation.json` where it was evaluated
+//!   checkpoints/best                   a link to the best of them, where they are
 //!   metrics.parquet                    one row a step, derived at a clean end
 //! ```
 //!

@@ -28,17 +28,17 @@ pub fn start(spec: &CommandSpec) -> Result<Outside> {
         program.map_err(why)
     };
     let programs: Vec<Program> = (0..spec.processes).map(first).collect::<Result<_>>()?;
-    let worker = |program| {
+    let asker = |program| {
         let (shared, guard) = (Arc::clone(&shared), Arc::clone(&guard));
         let (time_limit, start_limit) = (spec.time_limit(), spec.start_limit());
-        let mut worker =
-            Worker { shared, guard, start: start.clone(), time_limit, start_limit, program: Some(program), failures: 0 };
+        let mut asker =
+            Asker { shared, guard, start: start.clone(), time_limit, start_limit, program: Some(program), failures: 0 };
         let thread = std::thread::Builder::new().name("reward".to_owned());
         thread
-            .spawn(move || worker.shared.clone().watch_over(|| worker.run()))
+            .spawn(move || asker.shared.clone().watch_over(|| asker.run()))
             .map_err(|e| Error::engine("a thread for a reward program", e))
     };
-    let threads: Result<Vec<_>> = programs.into_iter().map(worker).collect();
+    let threads: Result<Vec<_>> = programs.into_iter().map(asker).collect();
     Ok(Outside::new(shared, threads?))
 }
 
@@ -66,7 +66,7 @@ pub(super) fn back_off(failures: u32) -> Duration {
     }
 }
 
-struct Worker {
+struct Asker {
     shared: Arc<Shared>,
     guard: Arc<Guard>,
     start: Start,
@@ -77,7 +77,7 @@ struct Worker {
     failures: u32,
 }
 
-impl Worker {
+impl Asker {
     fn run(&mut self) {
         loop {
             if self.program.is_none() && !self.shared.pause(back_off(self.failures)) {

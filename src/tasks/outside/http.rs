@@ -27,10 +27,10 @@ pub fn start(spec: &HttpSpec) -> Result<Outside> {
     let shared = Shared::new(spec.failure_limit);
     for _ in 0..spec.connections {
         let (shared, agent, headers) = (Arc::clone(&shared), agent.clone(), headers.clone());
-        let worker = Worker { shared, agent, headers, spec: spec.clone() };
+        let asker = Asker { shared, agent, headers, spec: spec.clone() };
         let thread = std::thread::Builder::new().name("reward".to_owned());
         thread
-            .spawn(move || worker.shared.watch_over(|| worker.run()))
+            .spawn(move || asker.shared.watch_over(|| asker.run()))
             .map_err(|e| Error::engine("a thread for a reward's server", e))?;
     }
     // Nobody waits for these threads: one may be in a POST until its time limit, and keeps nothing alive.
@@ -70,7 +70,7 @@ fn filled(key: &str, value: &str) -> Result<String> {
     Ok(out + rest)
 }
 
-struct Worker {
+struct Asker {
     shared: Arc<Shared>,
     agent: ureq::Agent,
     headers: Headers,
@@ -90,7 +90,7 @@ enum Again {
     No,
 }
 
-impl Worker {
+impl Asker {
     fn run(&self) {
         while let Some(jobs) = self.shared.take(self.spec.batch) {
             let asked = Instant::now();
