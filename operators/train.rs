@@ -437,7 +437,7 @@ impl Clock {
         metrics.wait_forced_ns = self.forced_ns;
         metrics.wait_any_ns = self.any_ns;
         metrics.wait_log_ns = self.log_ns;
-        metrics.finished_ns = now_ns().max(self.finished_ns + 1);
+        metrics.finished_ns = now_ns().max(self.finished_ns.saturating_add(1));
         *self = Clock::new(metrics.finished_ns);
     }
 }

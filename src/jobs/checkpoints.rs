@@ -60,6 +60,8 @@ pub struct Making<'a, E: Engine> {
     pub engine: &'a E,
     pub folder: &'a RunFolder,
     pub spec: &'a CheckpointSpec,
+    /// The newest one that is good.
+    pub newest: Option<Step>,
     /// Told when a step is under way.
     pub counters: &'a Arc<Counters>,
     pub best: Option<Best<E>>,
@@ -70,16 +72,15 @@ impl<E: Engine + 'static> Checkpoints<E> {
     /// steps again to get there is written at once, so that they need not be taken a third time.
     ///
     /// # Errors
-    /// A folder that cannot be listed; a learner that cannot be copied.
+    /// A learner that cannot be copied.
     pub fn start<D>(
         making: Making<'_, E>,
         state: State,
         mut learner: E::Learner,
         log: D,
     ) -> Result<(Self, Watched<E>, Accounted<E, D>)> {
-        let Making { engine, folder, spec, counters, best } = making;
+        let Making { engine, folder, spec, newest, counters, best } = making;
         let (sender, messages) = channel();
-        let newest = folder.checkpointed_steps()?.last().copied();
         let again = state.step > 0 && newest != Some(state.step);
         let busy = Arc::new(AtomicBool::new(again));
         if again {

@@ -15,7 +15,7 @@ use crate::store::{Footer, LogReader, Part, RunFolder, StepFile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use tidegate_operators::fault::Halt;
-use tidegate_operators::record::{Estimated, Rollout, Status, Step};
+use tidegate_operators::record::{Estimated, Rollout, Status, Step, now_ns};
 use tidegate_operators::start::Start;
 
 /// All that a run starts with, or goes on with.
@@ -25,6 +25,8 @@ pub struct Origin<L> {
     pub learner: L,
     /// After the last sealed step.
     pub state: State,
+    /// The step of the checkpoint that it was loaded from, if it was.
+    pub checkpoint: Option<Step>,
     pub start: Start,
     /// The groups that wait, as `start` says.
     pub waiting: Vec<Estimated>,
@@ -38,7 +40,7 @@ impl<L> Origin<L> {
     pub fn new<E: Engine<Learner = L>>(engine: &E, spec: &Spec) -> Result<Self> {
         let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
         let (state, start) = (State::default(), Start::default());
-        Ok(Origin { identity: engine.identity(), learner, state, start, waiting: Vec::new() })
+        Ok(Origin { identity: engine.identity(), learner, state, checkpoint: None, start, waiting: Vec::new() })
     }
 }
 
@@ -73,7 +75,9 @@ where
         return Err(Error::file(folder.rollouts(), why));
     }
     let first = if last > 0 { Some(log.footer(1)?) } else { None };
+    set_aside(folder, last)?;
     let (engine, learner, mut state) = newest(spec, folder, &mut log, first.as_ref(), &open)?;
+    let checkpoint = Some(state.step).filter(|step| *step > 0);
     crash::at("resume: loaded");
     let learner = again::<E>(spec, folder, state.step..last, learner, bits, halt)?;
     crash::at("resume: replayed");
@@ -89,7 +93,19 @@ where
     let waiting = waiting(spec, &mut log, &mut state.groups, &mut start)?;
     let identity = first
         .map_or_else(|| engine.identity(), |Footer { info, .. }| Identity { model: info.model, tokenizer: info.tokenizer });
-    Ok((engine, Origin { identity, learner, state, start, waiting }))
+    Ok((engine, Origin { identity, learner, state, checkpoint, start, waiting }))
+}
+
+/// Checkpoints of steps that the log does not have are not of this run as it is now: they must not be taken for those to come.
+fn set_aside(folder: &RunFolder, last: Step) -> Result<()> {
+    for step in folder.checkpointed_steps()?.into_iter().filter(|step| *step > last) {
+        let path = folder.checkpoint(step);
+        let aside = folder.checkpoints().join(format!("ahead-{step:08}-{}", now_ns()));
+        std::fs::rename(&path, &aside).map_err(|e| Error::write(&path, &e))?;
+        let (path, aside) = (path.display(), aside.display());
+        say(format_args!("note      {path} is of a step that the log does not have; it is {aside} now"));
+    }
+    Ok(())
 }
 
 /// The newest checkpoint that can be used, and if there is none, the beginning.
@@ -175,6 +191,9 @@ where
     if let Some(fault) = faults.into_iter().next() {
         return Err(Error::Fault(fault));
     }
+    if bits == Bits::Same {
+        say(format_args!("resume    they are the recorded ones, bit for bit"));
+    }
     let learner = home.take().filter(|learner| E::version(learner) == steps.end);
     learner.ok_or_else(|| Error::engine("resume", "stopped before all sealed steps were trained again"))
 }
@@ -185,9 +204,15 @@ fn waiting(spec: &Spec, log: &mut LogReader, groups: &mut Ledger, start: &mut St
     let mut found: BTreeMap<(Step, u64), Vec<Rollout>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     for part in log.parts().into_iter().rev().filter(|part| matches!(part, Part::Tail(_))) {
-        let file = log.read(part)?;
-        plausible(&file, groups)?;
-        let rows = file.rollouts;
+        let read = log.read(part).and_then(|file| plausible(&file, groups).map(|()| file.rollouts));
+        let rows = match read {
+            Ok(rows) => rows,
+            Err(error) => {
+                // No step needs it: what was in it is sampled again.
+                say(format_args!("note      {error}; its rollouts are sampled again"));
+                continue;
+            }
+        };
         groups.account_rows(&rows);
         for group in rows.chunk_by(|a, b| a.group.number == b.group.number) {
             let number = group[0].group.number;

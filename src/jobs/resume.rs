@@ -7,7 +7,10 @@ use crate::jobs::recovery::{Bits, recover};
 use crate::jobs::run::{plan, torch, toy};
 use crate::jobs::{Output, say, signals};
 use crate::spec::{EngineKind, Spec};
+use crate::store::ledger::State;
 use crate::store::{LogReader, RunFolder, read_json_rows};
+use crate::tasks::item::Item;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -50,8 +53,12 @@ fn go_on<E>(
 where
     E: Engine + 'static,
 {
-    if folder.sealed_steps()?.len() as u64 >= spec.steps && is_finished(folder)? {
-        let why = format!("all of them are done; to train further, --set steps={}", spec.steps + spec.steps.max(1));
+    let sealed = folder.sealed_steps()?.len() as u64;
+    if sealed > spec.steps {
+        return Err(Error::config("steps", spec.steps, format!("{sealed} steps are done already")));
+    }
+    if sealed == spec.steps && is_finished(folder)? {
+        let why = format!("all of them are done; to train further, --set steps={}", sealed + sealed.max(1));
         return Err(Error::config("steps", spec.steps, why));
     }
     let interrupt = signals::halt_on_signals()?;
@@ -61,7 +68,8 @@ where
         (recovered, _) => recovered?,
     };
     E::relearn(&mut origin.learner, &spec.learn, spec.steps);
-    let course = Course::new(spec, &engine)?;
+    let mut course = Course::new(spec, &engine)?;
+    same_prompts(folder, &mut course)?;
     folder.write_spec(&course.spec.to_text())?;
     say(plan(&course.spec, &engine));
     let (start, waiting) = (&origin.start, origin.waiting.len());
@@ -75,17 +83,42 @@ where
     course.run(engine, origin, folder, &interrupt, options.output)
 }
 
+/// The prompts must be those that the log has for its groups: looked at in the first and the last step.
+fn same_prompts(folder: &RunFolder, course: &mut Course) -> Result<()> {
+    let mut log = LogReader::open(folder)?;
+    let steps: Vec<_> = log.steps().collect();
+    let ends: Vec<_> = steps.first().into_iter().chain(steps.last()).copied().collect();
+    for step in ends {
+        for group in log.step(step)?.rollouts.iter().filter(|row| row.sample == 0).map(|row| &row.group) {
+            let now = course.prompts.at(group.number)?;
+            let then = &group.prompt;
+            let same = |(epoch, item): &(u32, Item)| {
+                item.refused.is_some() || (*epoch, item.id, &item.text) == (then.epoch, then.id, &then.text)
+            };
+            if !now.as_ref().is_some_and(same) {
+                let file = course.spec.data.as_ref().map_or_else(|| "task".into(), |data| data.file.display().to_string());
+                let why = format!(
+                    "group {} had prompt {} of it, {:?}, and would have another now",
+                    group.number, then.id, then.text
+                );
+                return Err(Error::config("data.file", file, format!("{why}: these are not the prompts of the run")));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Whether a run whose steps are done also has all that is written after the last one.
 fn is_finished(folder: &RunFolder) -> Result<bool> {
     let sealed = folder.sealed_steps()?;
-    let kept = folder.checkpointed_steps()?.last() == sealed.last();
+    let kept = sealed.last().is_some_and(|last| State::read(&folder.checkpoint(*last)).is_ok());
     let derived = read_json_rows(&folder.metrics()).is_ok_and(|rows| rows.count() == sealed.len());
     Ok(kept && derived)
 }
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
-const HARMLESS: [&str; 9] = [
+const HARMLESS: [&str; 20] = [
     "steps",
     "checkpoint.",
     "eval.",
@@ -93,6 +126,17 @@ const HARMLESS: [&str; 9] = [
     "generate.slots",
     "generate.time_limit_s",
     "learn.",
+    "reward.batch",
+    "reward.command",
+    "reward.connections",
+    "reward.env",
+    "reward.failure_limit",
+    "reward.headers",
+    "reward.processes",
+    "reward.retries",
+    "reward.start_limit_s",
+    "reward.time_limit_s",
+    "reward.url",
     "workers.generators",
     "workers.generator_threads",
 ];
@@ -114,13 +158,18 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
         return Err(Error::config("workers", format!("{threads} threads"), why));
     }
     let (recorded, now) = (recorded.keys(), spec.keys());
+    let mut changed = BTreeSet::new();
     for key in recorded.keys().chain(now.keys()).filter(|key| *key != "output") {
         let (then, now) = (recorded.get(key), now.get(key));
         let critic = key == "learn.value_coef";
-        if then == now || HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && !critic {
+        if then == now {
             continue;
         }
         let shown = |value: Option<&String>| value.map_or_else(|| "nothing".to_owned(), Clone::clone);
+        if HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && !critic {
+            changed.insert(format!("changed   {key}: {} now, {} before", shown(now), shown(then)));
+            continue;
+        }
         let why = format!(
             "the run has {} and cannot change it in its middle; it can change {}",
             shown(then),
@@ -128,5 +177,6 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
         );
         return Err(Error::config(key, shown(now), why));
     }
+    changed.into_iter().for_each(say);
     Ok(spec)
 }

@@ -102,7 +102,8 @@ fn offer(taken: &RunFolder, path: &Path) {
     let steps = taken.sealed_steps().map_or(0, |steps| steps.len());
     let there = taken.path().display();
     say(format_args!(
-        "note      {there} holds a run of {steps} steps; this is a new one, in {}. To go on with the other: tidegate resume {there}",
+        "note      {there} holds a run of {steps} steps; this is a new one, in {}. To go on with the other: tidegate resume {there} \
+         (with --set steps=N to go further than it was to)",
         path.display()
     ));
 }

@@ -106,7 +106,12 @@ impl fmt::Display for Summary {
         let s = self;
         let rate = |tokens: u64| tokens as f64 / s.training_s.max(1e-9);
         writeln!(f, "run       {}", s.run.display())?;
-        write!(f, "trained   {} steps in {:.1} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
+        let part = match s.steps {
+            0 => String::new(),
+            steps if steps == s.last_step => String::new(),
+            steps => format!(" ({} to {})", s.last_step + 1 - steps, s.last_step),
+        };
+        write!(f, "trained   {} steps{part} in {:.1} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
         writeln!(f, "{} tokens", s.trained_tokens)?;
         if s.last_step < s.steps_planned {
             writeln!(f, "          of {} planned: the prompts ended, or the run was stopped", s.steps_planned)?;
@@ -144,6 +149,9 @@ impl fmt::Display for Summary {
         }
         let run = s.run.display();
         writeln!(f, "model     {run}/checkpoints/step-{:08}", s.last_step)?;
+        if s.last_step < s.steps_planned {
+            return write!(f, "next      tidegate resume {run}    or    tidegate analyze {run}");
+        }
         write!(f, "next      tidegate analyze {run}    or    tidegate replay {run}")
     }
 }

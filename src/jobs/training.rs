@@ -67,7 +67,7 @@ where
     E: Engine + 'static,
 {
     let Training { spec, folder, rewards, engine } = *training;
-    let Origin { identity, learner, state, start, waiting } = origin;
+    let Origin { identity, learner, state, checkpoint, start, waiting } = origin;
     let plan = Plan { start, ..spec.plan() };
     let counters = Arc::new(Counters { rewards: rewards.meter(), ..Counters::default() });
     let progress = Progress::new(spec, Arc::clone(&counters));
@@ -79,7 +79,7 @@ where
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
-    let making = Making { engine, folder, spec: &spec.checkpoint, counters: &counters, best };
+    let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: &counters, best };
     let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));

@@ -180,7 +180,7 @@ impl RunFolder {
 
     /// `checkpoints/step-00000040/`.
     pub fn checkpoint(&self, step: Step) -> PathBuf {
-        self.checkpoints().join(format!("step-{step:08}"))
+        self.checkpoints().join(checkpoint_name(step))
     }
 
     /// `metrics.parquet`.
@@ -247,10 +247,18 @@ impl RunFolder {
     /// A folder that cannot be listed.
     pub fn checkpointed_steps(&self) -> Result<Vec<Step>> {
         let all = names(&self.checkpoints())?;
-        let mut steps: Vec<Step> = all.iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
+        let step = |name: &String| {
+            let step = name.strip_prefix("step-")?.parse().ok()?;
+            (*name == checkpoint_name(step)).then_some(step)
+        };
+        let mut steps: Vec<Step> = all.iter().filter_map(step).collect();
         steps.sort_unstable();
         Ok(steps)
     }
+}
+
+fn checkpoint_name(step: Step) -> String {
+    format!("step-{step:08}")
 }
 
 /// The tail that no sealed step follows.

@@ -3,10 +3,11 @@
 //! The prompt of group n is the n-th of the source, so the ledger is also the prompt cursor: a group below `next` that is not
 //! accounted for is admitted again, and no other.
 
+use crate::durable::names;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
 use std::path::Path;
 use tidegate_operators::record::{Metrics, Rollout, Status, Step};
 
@@ -57,7 +58,7 @@ impl Ledger {
 }
 
 /// `state.json` of a checkpoint: what is neither weights nor optimizer. Random draws need nothing: each is a function of the
-/// seed, the group, the rollout and the position.
+/// seed, the group, the rollout and the position. It seals the checkpoint: it has the hash of every file, and its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -71,6 +72,10 @@ pub struct State {
     pub groups: Ledger,
     /// Hash of every tensor, as in the step's [`Metrics`].
     pub weights: Vec<(String, String)>,
+    /// BLAKE3 of every file of the checkpoint, by name.
+    files: BTreeMap<String, String>,
+    /// BLAKE3 of this, written with an empty seal.
+    seal: String,
 }
 
 const FILE: &str = "state.json";
@@ -80,34 +85,63 @@ impl State {
     /// After the step that `metrics` are of.
     pub fn after(metrics: &Metrics, groups: Ledger) -> Self {
         let Metrics { step, finished_ns, weights, .. } = metrics;
-        State { schema_version: SCHEMA_VERSION, step: *step, finished_ns: *finished_ns, groups, weights: weights.clone() }
+        let (step, finished_ns, weights) = (*step, *finished_ns, weights.clone());
+        State { schema_version: SCHEMA_VERSION, step, finished_ns, groups, weights, ..State::default() }
     }
 
-    /// Writes it into a checkpoint in the making.
+    /// Writes it into a checkpoint in the making, behind all its other files.
     ///
     /// # Errors
     /// A disk that refuses.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(FILE);
-        let text = serde_json::to_string_pretty(self).map_err(|e| Error::file(&path, e))?;
-        fs::write(&path, text + "\n").map_err(|e| Error::file(&path, e))
+        let mut files = BTreeMap::new();
+        for name in names(folder)? {
+            files.insert(name.clone(), hash(&folder.join(&name))?);
+        }
+        let open = State { files, seal: String::new(), ..self.clone() };
+        let sealed = State { seal: open.hash(), ..open };
+        let text = serde_json::to_string_pretty(&sealed).map_err(|e| Error::file(&path, e))?;
+        fs::write(&path, text + "\n").map_err(|e| Error::write(&path, &e))
     }
 
-    /// Reads it from a checkpoint.
+    fn hash(&self) -> String {
+        let text = serde_json::to_string(self).unwrap_or_default();
+        blake3::hash(text.as_bytes()).to_hex().to_string()
+    }
+
+    /// Reads it from a checkpoint, and holds every file of the checkpoint to it.
     ///
     /// # Errors
-    /// A file that is missing, or not one of this program's.
+    /// A file that is missing, or not as it was written.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
         let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
-        let state: State = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
+        let mut state: State = serde_json::from_str(&text).map_err(|e| Error::file(&path, e))?;
         if state.schema_version > SCHEMA_VERSION {
             let found = state.schema_version;
             let why = format!("schema version {found} is newer than {SCHEMA_VERSION}, the newest this program reads");
             return Err(Error::file(path, why));
         }
+        let seal = std::mem::take(&mut state.seal);
+        if state.hash() != seal {
+            return Err(Error::file(path, "damaged: it does not match its seal"));
+        }
+        for (name, expected) in &state.files {
+            let file = folder.join(name);
+            if hash(&file)? != *expected {
+                return Err(Error::file(file, format!("damaged: its hash is not the one that {FILE} has")));
+            }
+        }
         Ok(state)
     }
+}
+
+fn hash(path: &Path) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let file = File::open(path).map_err(|e| Error::file(path, e))?;
+    hasher.update_reader(file).map_err(|e| Error::file(path, e))?;
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 #[cfg(test)]
@@ -141,15 +175,38 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|number| ledger.has(number)), [false, true, true, false]);
     }
 
+    /// Catches a byte of a checkpoint that is not as it was written and is believed.
     #[test]
-    fn a_state_comes_back() {
+    fn a_state_comes_back_and_seals_its_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let metrics = Metrics { step: 7, finished_ns: 9, weights: vec![("a".into(), "0f".into())], ..Metrics::default() };
         let mut groups = Ledger::default();
         groups.account(2);
         let state = State::after(&metrics, groups);
+        let optimizer = dir.path().join("optimizer.safetensors");
+        fs::write(&optimizer, "moments").unwrap();
         state.write(dir.path()).unwrap();
-        assert_eq!(State::read(dir.path()).unwrap(), state);
+        let read = State::read(dir.path()).unwrap();
+        assert_eq!((read.step, read.finished_ns, &read.groups, &read.weights), (7, 9, &state.groups, &state.weights));
+        fs::write(&optimizer, "momentS").unwrap();
+        let refused = State::read(dir.path()).unwrap_err().to_string();
+        assert!(
+            refused.contains("optimizer.safetensors: damaged: its hash is not the one that state.json has"),
+            "{refused}"
+        );
+        fs::write(&optimizer, "moments").unwrap();
+        let text = fs::read_to_string(dir.path().join(FILE)).unwrap();
+        for (from, to) in
+            [("\"next\": 3", "\"next\": 1"), ("\"step\": 7", "\"step\": 6"), ("\"finished_ns\": 9", "\"finished_ns\": 8")]
+        {
+            assert!(text.contains(from), "{text}");
+            fs::write(dir.path().join(FILE), text.replace(from, to)).unwrap();
+            let refused = State::read(dir.path()).unwrap_err().to_string();
+            assert!(refused.contains("state.json: damaged: it does not match its seal"), "{refused}");
+        }
+        fs::write(dir.path().join(FILE), text).unwrap();
+        fs::remove_file(&optimizer).unwrap();
+        assert!(State::read(dir.path()).unwrap_err().to_string().contains("optimizer.safetensors: No such file"));
         State { schema_version: 2, ..state }.write(dir.path()).unwrap();
         assert!(State::read(dir.path()).unwrap_err().to_string().contains("state.json: schema version 2 is newer"));
         fs::write(dir.path().join(FILE), "{}").unwrap();

@@ -243,18 +243,72 @@ fn the_log_is_the_truth() {
     fs::write(&model, flipped).unwrap();
     let ran = resume(&dir, &["--set", "steps=26"]).ok();
     let note = "checkpoints/step-00000020 cannot be used: ";
-    assert!(ran.err.contains(note) && ran.err.contains("its weights are not those that its state.json has"), "{}", ran.err);
+    assert!(
+        ran.err.contains(note) && ran.err.contains("damaged: its hash is not the one that state.json has"),
+        "{}",
+        ran.err
+    );
     assert!(
         ran.err.contains("training steps 11 to 24 again") || ran.err.contains("training steps 1 to 24 again"),
         "{}",
         ran.err
     );
     tidegate(dir.path(), &["replay", "runs/spec"]).ok();
+    // A checkpoint whose place in the log, or whose optimizer, is not as it was written.
+    for (file, from, to) in [("state.json", "\"next\"", "\"nexT\""), ("state.json", "\"step\": 26", "\"step\": 25")] {
+        let path = folder.checkpoint(26).join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        let ran = resume(&dir, &["--set", "steps=26"]).ok();
+        assert!(ran.err.contains("checkpoints/step-00000026 cannot be used: "), "{}", ran.err);
+        assert_eq!(State::read(&folder.checkpoint(26)).unwrap().step, 26, "it is made anew");
+    }
+    let optimizer = folder.checkpoint(26).join("optimizer.safetensors");
+    let mut bytes = fs::read(&optimizer).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&optimizer, bytes).unwrap();
+    let ran = resume(&dir, &["--set", "steps=27"]).ok();
+    assert!(ran.err.contains("optimizer.safetensors: damaged: its hash is not the one that state.json has"), "{}", ran.err);
+    tidegate(dir.path(), &["replay", "runs/spec"]).ok();
+    // One that is ahead of the log is no checkpoint of it.
+    copy(&folder.checkpoint(27), &folder.checkpoint(99));
+    let ran = resume(&dir, &["--set", "steps=28"]).ok();
+    assert!(ran.err.contains("checkpoints/step-00000099 is of a step that the log does not have"), "{}", ran.err);
+    assert_eq!(folder.checkpointed_steps().unwrap(), [27, 28]);
+    resume(&dir, &["--set", "steps=20"]).refused(2, &["steps = 20: 28 steps are done already"]);
     cut(&folder, 25);
     fs::remove_file(folder.log_file(LogFile::Step(4))).unwrap();
     resume(&dir, &[]).refused(1, &["holds step 5 but not step 4: a file of the log is missing"]);
     resume(&dir, &["--set", "steps=30"]).refused(1, &["holds step 5 but not step 4"]);
     tidegate(dir.path(), &["resume", "nowhere"]).refused(1, &["nowhere: is no run's folder"]);
+}
+
+/// Catches other prompts in the middle of a run, and a damaged tail that keeps a run from going on.
+#[test]
+fn prompts_are_those_of_the_run() {
+    let dir = workplace();
+    let rows = |n: u32, first: u32| {
+        let row = |i| format!("{{\"prompt\": \"s:{}=\", \"answer\": \"1\"}}\n", first + i);
+        fs::write(dir.path().join("p.jsonl"), (0..n).map(row).collect::<String>()).unwrap();
+    };
+    rows(40, 100);
+    let sets = ["task=[]", "data.file=p.jsonl", "steps=8"].into_iter().flat_map(|set| ["--set", set]);
+    tidegate(dir.path(), &["run", "spec.toml"].into_iter().chain(sets).collect::<Vec<_>>()).ok();
+    for (n, first) in [(40, 101), (20, 100), (80, 100)] {
+        rows(n, first);
+        let refused = resume(&dir, &["--set", "steps=9"]);
+        refused.refused(2, &["data.file = p.jsonl: group ", "these are not the prompts of the run"]);
+    }
+    rows(40, 100);
+    let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
+    fs::write(folder.log_file(LogFile::Tail(3)), "no Parquet").unwrap();
+    let ran = resume(&dir, &["--set", "steps=10"]).ok();
+    assert!(
+        ran.err.contains("waiting-00000003.parquet") && ran.err.contains("its rollouts are sampled again"),
+        "{}",
+        ran.err
+    );
 }
 
 /// Catches a checkpoint that is not a model by itself: the model that the run started from is gone.
