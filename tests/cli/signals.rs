@@ -36,7 +36,8 @@ fn a_second_signal_ends_at_once() {
     running.until("rollouts/step-00000001.parquet");
     running.signals(&["INT", "TERM"]);
     let (ran, dir) = running.end();
-    assert_eq!((ran.code, ran.out.as_str()), (143, ""), "{}", ran.err);
+    // Two that are pending at once come in no order.
+    assert!([130, 143].contains(&ran.code) && ran.out.is_empty(), "{}", ran.err);
     assert!(ran.err.ends_with("second signal: ending at once; sealed steps are whole\n"), "{}", ran.err);
     let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
     assert!(!steps(&folder).is_empty() && folder.checkpointed_steps().unwrap().is_empty());
