@@ -114,6 +114,7 @@ fn fuzz(name: &str, corpus: Vec<Vec<u8>>, words: &'static [&'static str], read: 
     // What a reader catches by itself need not be printed; what it does not is in proptest's report.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
+    let last = std::env::temp_dir().join(format!("tidegate-fuzz-{}", name.replace(' ', "-")));
     let before = Instant::now();
     let (mut cases, mut taken, mut slowest, mut most) = (0u64, 0u64, Duration::ZERO, 0);
     let files = (any::<Index>(), vec(damage(words), 0..4));
@@ -131,6 +132,10 @@ fn fuzz(name: &str, corpus: Vec<Vec<u8>>, words: &'static [&'static str], read: 
         let result = TestRunner::new_with_rng(config, rng).run(&files, |(which, damages)| {
             let mut bytes = corpus[which.index(corpus.len())].clone();
             damages.iter().for_each(|damage| damage.apply(&mut bytes));
+            if seconds.is_some() {
+                // What ends the whole program (a stack that is too small) leaves this behind.
+                fs::write(&last, &bytes).unwrap();
+            }
             MEMORY.reset_peak_usage();
             let (memory, started) = (MEMORY.current_usage(), Instant::now());
             let accepted = read(&bytes);

@@ -2,24 +2,25 @@
 //!
 //! A template is a program that came with a model. It gets `messages`, `add_generation_prompt` (true), `bos_token`,
 //! `eos_token` and `raise_exception`, reaches no file and no clock (`strftime_now` is not defined), and has a limit on its work and
-//! on what it makes. What outruns both is a list that is put into itself some thirty times, and shown: minijinja counts it once.
+//! on what it makes. What outruns them is a value that holds itself and is joined to a text: minijinja writes it without end.
 
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value, context};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
 use std::{fmt, io};
 
-/// Most work of one rendering, in minijinja's units of about one instruction, or 64 bytes that are made (128 MB in all): some
-/// hundred times a usual chat's.
-const FUEL: u64 = 2_000_000;
+/// Most work of one rendering, in minijinja's units of about one instruction, or 64 bytes that are made (26 MB in all): some
+/// ten times a long chat's.
+const FUEL: u64 = 400_000;
 
 const NAME: &str = "chat_template";
 
-/// Longest text of one `tojson`, bytes.
-const LONGEST_JSON: usize = 16 << 20;
+/// Largest value that is written out, bytes of its texts and one more each; its deepest level.
+const LARGEST_VALUE: usize = 4 << 20;
+const DEEPEST_VALUE: usize = 64;
 
 /// Deepest nesting of macros and recursive loops; minijinja's own 500 are more than a small stack holds.
 const DEPTH: usize = 200;
@@ -52,7 +53,8 @@ impl fmt::Display for TemplateError {
 /// The `tojson` that templates were written for: as Python's `json.dumps` writes it, without minijinja's escapes for HTML.
 fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
     let indent = options.get::<Option<usize>>("indent")?.map(|width| vec![b' '; width.min(16)]);
-    let mut text = Bounded(Vec::new());
+    check_size(value)?;
+    let mut text = Vec::new();
     let written = match &indent {
         Some(indent) => {
             let pretty = PrettyFormatter::with_indent(indent);
@@ -62,23 +64,35 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
     };
     let refuse = |e: &dyn fmt::Display| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string());
     written.map_err(|e| refuse(&e))?;
-    String::from_utf8(text.0).map_err(|e| refuse(&e))
+    String::from_utf8(text).map_err(|e| refuse(&e))
 }
 
-/// Takes no more than [`LONGEST_JSON`] bytes: lists that hold one list many times are short in memory alone.
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > LONGEST_JSON {
-            return Err(io::Error::other(format!("more than {LONGEST_JSON} bytes of JSON")));
+/// Refuses a value that is larger, or goes deeper, than anything that is to be read: one that holds itself has no end.
+fn check_size(value: &Value) -> Result<(), minijinja::Error> {
+    let mut left = LARGEST_VALUE;
+    match fits(value, 0, &mut left) {
+        true => Ok(()),
+        false => {
+            let why = format!("a value of more than {LARGEST_VALUE} bytes or {DEEPEST_VALUE} levels; does it hold itself?");
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
         }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
     }
+}
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+fn fits(value: &Value, depth: usize, left: &mut usize) -> bool {
+    let size = value.as_str().map_or(1, |text| 1 + text.len());
+    if depth > DEEPEST_VALUE || size > *left {
+        return false;
+    }
+    *left -= size;
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => value.try_iter().is_ok_and(|mut items| {
+            items.all(|item| {
+                let inner = value.get_item(&item).ok().filter(|_| value.kind() == ValueKind::Map);
+                fits(&item, depth + 1, left) && inner.is_none_or(|inner| fits(&inner, depth + 1, left))
+            })
+        }),
+        _ => true,
     }
 }
 
@@ -114,6 +128,10 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(DEPTH);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(|out, state, value| {
+            check_size(value)?;
+            minijinja::escape_formatter(out, state, value)
+        });
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
@@ -217,6 +235,10 @@ mod tests {
             "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
             "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x | replace('x', 'xx') %}{% endfor %}",
             "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+            "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+            // A value that holds itself.
+            "{% set n = namespace(x=1) %}{% set n.x = n, 1 %}{{ n.x }}",
+            "{% set n = namespace(x=1) %}{% set n.x = [n] %}{{ n | tojson }}",
             "{{ 'x' * 1000000000 }}",
         ];
         for template in cases {
@@ -224,6 +246,6 @@ mod tests {
             assert!(message.starts_with("chat template, line 1: "), "{message}");
         }
         let message = rendered(cases[0], &chat()).unwrap_err();
-        assert!(message.ends_with("more than 2000000 units of work; is there a loop without end?"), "{message}");
+        assert!(message.ends_with("more than 400000 units of work; is there a loop without end?"), "{message}");
     }
 }
