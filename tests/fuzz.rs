@@ -408,7 +408,9 @@ fn model_tokenizers() {
 fn chat_templates() {
     let chat =
         "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m.content | trim }}{{ m | tojson }}{% endfor %}";
-    let other = "{% macro f(m) %}{{ m.role }}{% endmacro %}{% set n = namespace(x='') %}{% for m in messages[::-1] %}{% set n.x = n.x ~ f(m) %}{% endfor %}{{ n.x }}";
+    // Without a namespace: one that is put into itself and joined to a text overflows minijinja's stack, which ends the program
+    // (see the module `template`).
+    let other = "{% macro f(m) %}{{ m.role }}{% endmacro %}{% set x = [''] %}{% for m in messages[::-1] %}{% set x = x + [f(m)] %}{{ x | join('-') }}{% endfor %}";
     let words = &[
         "{{",
         "}}",
@@ -422,7 +424,7 @@ fn chat_templates() {
         "loop(",
         "| tojson",
         ".split('')",
-        "~ n.x",
+        "~ x",
         "/ 0",
         "[1:]",
     ];
