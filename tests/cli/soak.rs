@@ -54,7 +54,7 @@ enum Engine {
 enum End {
     Moment(Duration),
     Place(&'static str, u64),
-    /// SIGINT, which leaves rollouts that wait.
+    /// SIGTERM, which leaves rollouts that wait (SIGINT may be ignored where a shell has put this into the background).
     Stop(Duration),
 }
 
@@ -64,7 +64,7 @@ impl End {
         match self {
             End::Moment(_) => format!("SIGKILL at a random moment of {what}"),
             End::Place(place, _) => format!("SIGKILL at \"{place}\""),
-            End::Stop(_) => "SIGINT".to_owned(),
+            End::Stop(_) => "SIGTERM".to_owned(),
         }
     }
 }
@@ -140,9 +140,9 @@ impl Campaign {
         let told = fs::read_to_string(&errors).unwrap();
         assert!(!told.contains("panicked"), "{told}");
         match (status.signal(), status.code(), &end) {
-            (Some(9), _, _) | (_, Some(130), End::Stop(_)) => Some(end.kind(resumes)),
+            (Some(9), _, _) | (_, Some(143), End::Stop(_)) => Some(end.kind(resumes)),
             // Before the handlers are there.
-            (Some(2), _, End::Stop(_)) => Some(end.kind(resumes)),
+            (Some(15), _, End::Stop(_)) => Some(end.kind(resumes)),
             (_, Some(0), _) => None,
             // It was ended when all was written, and only the summary was left.
             (_, Some(2), _) if told.contains("all of them are done") => None,
@@ -222,7 +222,7 @@ fn ended(mut child: Child, end: &End) -> std::process::ExitStatus {
                 child.kill().unwrap();
             } else {
                 let pid = child.id().to_string();
-                assert!(std::process::Command::new("kill").args(["-s", "INT", &pid]).status().unwrap().success());
+                assert!(std::process::Command::new("kill").args(["-s", "TERM", &pid]).status().unwrap().success());
             }
         }
         End::Place(..) => {}
