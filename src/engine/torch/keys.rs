@@ -108,11 +108,15 @@ const HARMLESS: [&str; 31] = [
 pub(super) fn unknown(keys: &Keys, family: Family) -> Option<String> {
     let only = only();
     let known = |key: &str| {
-        let biases = ["attention_bias", "mlp_bias"].contains(&key);
+        let not_read = match family {
+            Family::Llama => false,
+            Family::Qwen2 => ["attention_bias", "mlp_bias"].contains(&key),
+            Family::Qwen3 => key == "mlp_bias",
+        };
         only.iter().any(|(name, _)| *name == key)
             || OFF.contains(&key)
             || HARMLESS.contains(&key)
-            || (READ.contains(&key) && !(family == Family::Qwen2 && biases))
+            || (READ.contains(&key) && !not_read)
     };
     let names = keys.map.keys().filter(|key| keys.get(key).is_some() && !known(key)).map(String::as_str);
     let names: Vec<&str> = names.collect();
@@ -141,7 +145,7 @@ pub(super) fn refuse_unsupported(keys: &Keys, family: Family) -> Result<()> {
     if let Some(key) = OFF.into_iter().find(|key| keys.get(key).is_some_and(|v| !off(v))) {
         return Err(keys.refuse(key, "not supported"));
     }
-    // Qwen 2 names a window that it does not use unless `use_sliding_window` says so.
+    // Qwen 2 and 3 name a window that it does not use unless `use_sliding_window` says so.
     if family == Family::Llama && keys.get("sliding_window").is_some() {
         return Err(keys.refuse("sliding_window", "not supported"));
     }
@@ -154,14 +158,6 @@ pub(super) fn refuse_unsupported(keys: &Keys, family: Family) -> Result<()> {
     let full = |v: &Value| v.as_array().is_some_and(|all| all.iter().all(|kind| kind == "full_attention"));
     if keys.get("layer_types").is_some_and(|v| !full(v)) {
         return Err(keys.refuse("layer_types", "only \"full_attention\" layers are supported"));
-    }
-    for key in ["rope_scaling", "rope_parameters"] {
-        let Some(rope) = keys.get(key) else { continue };
-        let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-        let whole = rope.get("partial_rotary_factor").is_none_or(|v| v.is_null() || v.as_f64() == Some(1.0));
-        if !rope.is_object() || kind.is_some_and(|kind| kind != "default") || !whole {
-            return Err(keys.refuse(key, "only the \"default\" rope_type over whole heads is supported"));
-        }
     }
     Ok(())
 }
