@@ -10,6 +10,8 @@
 
 pub mod cache;
 pub mod checkpoint;
+#[cfg(test)]
+mod compare_tests;
 pub mod config;
 pub mod device;
 pub mod engine;
