@@ -1,4 +1,5 @@
-//! Checks that libtorch is there and of the right version, and puts its folders on the run path of whatever is linked.
+//! Checks that libtorch is there and of the right version, puts its folders on the run path of whatever is linked, and compiles the
+//! operations that its bindings lack.
 
 use std::env;
 use std::fs;
@@ -29,6 +30,32 @@ fn main() {
     for folder in run_path(&libtorch) {
         println!("cargo::rustc-link-arg=-Wl,-rpath,{}", folder.display());
     }
+    compile(&libtorch);
+}
+
+/// `src/engine/torch/ops`, against libtorch's headers. Sums may be taken in any order, which is what lets them be vectors; what is
+/// not a number or infinite counts.
+fn compile(libtorch: &Path) {
+    const FOLDER: &str = "src/engine/torch/ops";
+    println!("cargo::rerun-if-changed={FOLDER}");
+    let include = libtorch.join("include");
+    let abi = env::var("LIBTORCH_CXX11_ABI").unwrap_or_else(|_| "1".to_owned());
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++17")
+        .opt_level(3)
+        .debug(false)
+        .flag("-isystem")
+        .flag(&include)
+        .flag("-isystem")
+        .flag(include.join("torch/csrc/api/include"))
+        .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
+        .file(format!("{FOLDER}/ops.cpp"));
+    for flag in ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"] {
+        build.flag(flag);
+    }
+    build.compile("tidegate_ops");
 }
 
 /// One message for a person; cargo shows it and stops.

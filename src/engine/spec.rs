@@ -5,6 +5,15 @@ use crate::kernel::loss::Loss;
 use serde::{Deserialize, Serialize};
 use tidegate_operators::record::Prompt;
 
+/// The type of numbers that products are computed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    #[default]
+    Fp32,
+    Bf16,
+}
+
 /// How rollouts are sampled (`[generate]`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -27,9 +36,16 @@ pub struct Sampling {
     pub mask_truncated: bool,
     /// Whether an end-of-sequence token is a token like any other: for measurements.
     pub ignore_eos: bool,
+    /// What weights, keys and values are held and multiplied in. Logits and log-probabilities are fp32 whichever.
+    pub dtype: Dtype,
 }
 
 impl Sampling {
+    /// Whether the distribution is cut before a token is drawn.
+    pub fn cuts(&self) -> bool {
+        self.temperature != 0.0 && (self.top_k > 0 || self.top_p < 1.0)
+    }
+
     /// Most tokens of an answer to `prompt`.
     pub fn limit(&self, prompt: &Prompt) -> usize {
         prompt.max_tokens.map_or(self.max_tokens, |own| self.max_tokens.min(own as usize))
@@ -48,6 +64,7 @@ impl Default for Sampling {
             time_limit_s: 0.0,
             mask_truncated: false,
             ignore_eos: false,
+            dtype: Dtype::Fp32,
         }
     }
 }
@@ -75,6 +92,10 @@ pub struct Learning {
     pub grad_clip: f64,
     /// Most token slots (padding included) of one micro-batch.
     pub micro_batch_tokens: usize,
+    /// What products are computed in; weights, gradients and the optimizer's state are fp32 whichever.
+    pub dtype: Dtype,
+    /// Whether what goes on inside a layer is computed again on the way back instead of kept.
+    pub activation_checkpointing: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +123,8 @@ impl Default for Learning {
             weight_decay: 0.01,
             grad_clip: 0.3,
             micro_batch_tokens: 8192,
+            dtype: Dtype::Fp32,
+            activation_checkpointing: false,
         }
     }
 }

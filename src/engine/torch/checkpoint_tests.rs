@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::torch::config::{Family, tests::tiny};
-use crate::engine::torch::model::Model;
+use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::rope::RopeScaling;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -257,7 +257,7 @@ fn logits_are_those_of_transformers() {
         let folder = golden.join(name);
         let Loaded { config, layout, flat, notes, .. } = load(&folder, ValueHead::None).unwrap();
         assert_eq!(notes, [""; 0], "{name}");
-        let model = Model::new(&config, &layout, layout.views(&flat).unwrap()).unwrap();
+        let model = Model::new(&config, &layout, &flat, Form::Views).unwrap();
         let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(folder.join("logits.json")).unwrap()).unwrap();
         assert_eq!(rows.len(), if config.max_position_embeddings == 64 { 3 } else { 1 });
         for row in rows {
@@ -266,7 +266,7 @@ fn logits_are_those_of_transformers() {
             // Of a long sequence only the last ones are kept.
             let (from, length) = (row["from"].as_i64().unwrap_or(0), tokens.len() as i64);
             let hidden = model.hidden(&Tensor::from_slice(&tokens).unsqueeze(0)).unwrap();
-            let ours = model.logits(&hidden).unwrap().squeeze_dim(0).narrow(0, from, length - from);
+            let ours = model.logits(&hidden).unwrap().narrow(0, from, length - from);
             let right = Tensor::from_slice2(&right);
             assert_eq!(right.size(), [length - from, config.vocab_size]);
             let far = (ours - right).abs().max().double_value(&[]);
@@ -303,9 +303,9 @@ fn saved_folders_keep_their_logits() {
     ] {
         let layout = Layout::of(&config, ValueHead::Present);
         let logits = |flat: &Tensor| {
-            let model = Model::new(&config, &layout, layout.views(flat).unwrap()).unwrap();
+            let model = Model::new(&config, &layout, flat, Form::Views).unwrap();
             let hidden = model.hidden(&Tensor::from_slice(&TOKENS).unsqueeze(0)).unwrap();
-            Vec::<Vec<f32>>::try_from(model.logits(&hidden).unwrap().squeeze_dim(0)).unwrap()
+            Vec::<Vec<f32>>::try_from(model.logits(&hidden).unwrap()).unwrap()
         };
         let (flat, folder) = (spread(&layout, 8), base.join(name));
         save(&folder, &config, &layout, &flat, &Alongside::default()).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::engine::spec::Sampling;
 use crate::engine::torch::layout::ValueHead;
-use crate::engine::torch::model::Model;
+use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::policy::Policy;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ fn continued(policy: &Policy, prompts: &[Vec<u32>], new_tokens: usize) -> BTreeM
 fn logits(model: &Model, tokens: &[u32]) -> (Vec<usize>, Vec<u8>) {
     let ids: Vec<i64> = tokens.iter().map(|&id| i64::from(id)).collect();
     let hidden = model.hidden(&Tensor::from_slice(&ids).unsqueeze(0)).unwrap();
-    let rows = model.logits(&hidden).unwrap().squeeze_dim(0).contiguous();
+    let rows = model.logits(&hidden).unwrap().contiguous();
     let shape = rows.size().iter().map(|&n| n as usize).collect();
     let numbers = Vec::<f32>::try_from(rows.view([-1])).unwrap();
     (shape, numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
@@ -75,7 +75,7 @@ fn answer(folder: &Path) {
     let prompts: Vec<Vec<u32>> = asked.texts.iter().map(|text| policy.tokenizer.encode(text).unwrap()).collect();
     let _guard = tch::no_grad_guard();
     let snapshot = policy.snapshot().unwrap();
-    let model = Model::new(&policy.config, &policy.layout, policy.layout.views(snapshot.flat()).unwrap()).unwrap();
+    let model = Model::new(&policy.config, &policy.layout, snapshot.flat(), Form::Views).unwrap();
     let all: Vec<(Vec<usize>, Vec<u8>)> = prompts.iter().map(|tokens| logits(&model, tokens)).collect();
     let named = all
         .iter()

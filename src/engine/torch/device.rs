@@ -1,8 +1,9 @@
 //! Where the engine runs: which device, on how many threads.
 
+use crate::engine::spec::Dtype;
 use crate::engine::torch::ffi;
 use crate::error::{Error, Result};
-use tch::{Cuda, Device};
+use tch::{Cuda, Device, Kind};
 
 /// The device that `--device` names: `cpu`, `cuda` or `cuda:N`.
 ///
@@ -36,6 +37,14 @@ pub fn open(device: Device) -> Result<()> {
     Ok(())
 }
 
+/// libtorch's name of a type.
+pub fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::Fp32 => Kind::Float,
+        Dtype::Bf16 => Kind::BFloat16,
+    }
+}
+
 /// How many threads libtorch's operations on the calling thread use. To be called on each thread that computes.
 ///
 /// A fresh thread's number is set at its first look at it, over whatever was set before; so look first.
@@ -48,7 +57,7 @@ pub fn set_threads(threads: u16) {
 mod tests {
     use super::*;
     use std::sync::{Arc, Barrier};
-    use tch::{Kind, Tensor};
+    use tch::Tensor;
 
     #[test]
     fn each_thread_gets_what_it_asks_for() {

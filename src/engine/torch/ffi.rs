@@ -1,15 +1,19 @@
-//! The one home of unsafe code: loading libtorch's CUDA half at run time.
+//! The one home of unsafe code: loading libtorch's CUDA half at run time, and the operations of `ops/ops.cpp`.
 //!
-//! The linker drops `libtorch_cuda` because no symbol of it is used, and a start on the CPU is the faster for it. Once loaded, it
-//! registers itself with libtorch.
+//! An operation that learns takes the place where the gradient of a weight is added up, a [`Weight`]; without one, or under
+//! `no_grad`, it has no gradient. Weights are `[out, in]`, rows `[n, ..]` without gaps.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::{null, null_mut};
+use tch::Tensor;
 
 /// Loads `libtorch_cuda.so` for as long as the process lives. To be called before libtorch is first used: it looks for CUDA
-/// once.
+/// once. The linker drops the library because no symbol of it is used, and a start on the CPU is the faster for it; once loaded,
+/// it registers itself with libtorch.
 ///
 /// # Errors
 /// A library that is not there, or lacks NVIDIA's.
@@ -25,4 +29,273 @@ pub fn load_cuda() -> Result<()> {
     // Never unloaded: libtorch keeps pointers into it.
     std::mem::forget(library);
     Ok(())
+}
+
+/// Weights in the type that is computed in, and where their gradient is added up.
+#[derive(Debug)]
+pub struct Weight {
+    pub value: Tensor,
+    /// f32, of the same shape; None where nothing is learnt.
+    pub gradient: Option<Tensor>,
+}
+
+/// How the projections of queries, keys and values lie in a row: `heads` queries, `kv_heads` keys, as many values, of
+/// `head_dim` each.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    pub heads: i64,
+    pub kv_heads: i64,
+    pub head_dim: i64,
+    /// Added to the mean square under a head's norm.
+    pub eps: f64,
+}
+
+/// What queries and keys go through before they meet.
+#[derive(Debug)]
+pub struct Positional<'a> {
+    pub q_norm: Option<&'a Weight>,
+    pub k_norm: Option<&'a Weight>,
+    /// `[positions, head_dim]` f32: cosines, and sines of which the first half carries the minus sign.
+    pub cos: &'a Tensor,
+    pub sin: &'a Tensor,
+}
+
+/// A tensor of libtorch's, as C++ sees it.
+type Raw = *const c_void;
+/// Null, or a message to be freed.
+type Message = *mut c_char;
+
+unsafe extern "C" {
+    fn tidegate_pack(out: *mut *mut c_void, w: Raw, rows: i64) -> Message;
+    fn tidegate_pack_head(out: *mut *mut c_void, w: Raw, rows: i64) -> Message;
+    fn tidegate_linear(out: *mut *mut c_void, x: Raw, w: Raw, b: Raw, dw: Raw, db: Raw) -> Message;
+    fn tidegate_linear_add(out: *mut *mut c_void, x: Raw, w: Raw, b: Raw, other: Raw) -> Message;
+    fn tidegate_embedding(out: *mut *mut c_void, w: Raw, ids: Raw, dw: Raw) -> Message;
+    fn tidegate_rms_norm(out: *mut *mut c_void, x: Raw, w: Raw, dw: Raw, eps: f64) -> Message;
+    fn tidegate_swiglu(out: *mut *mut c_void, x: Raw) -> Message;
+    fn tidegate_split(
+        q: *mut *mut c_void,
+        k: *mut *mut c_void,
+        v: *mut *mut c_void,
+        x: Raw,
+        q_norm: Raw,
+        k_norm: Raw,
+        dq_norm: Raw,
+        dk_norm: Raw,
+        cos: Raw,
+        sin: Raw,
+        b: i64,
+        t: i64,
+        heads: i64,
+        kv_heads: i64,
+        head_dim: i64,
+        eps: f64,
+    ) -> Message;
+    fn tidegate_head(out: *mut *mut c_void, hidden: Raw, w: Raw, dw: Raw, ids: Raw, temperature: f64) -> Message;
+    fn tidegate_logits(out: *mut *mut c_void, hidden: Raw, w: Raw, packed: Raw) -> Message;
+    fn tidegate_attend(
+        out: *mut *mut c_void,
+        x: Raw,
+        q_norm: Raw,
+        k_norm: Raw,
+        cos: Raw,
+        sin: Raw,
+        keys: Raw,
+        values: Raw,
+        slots: Raw,
+        positions: Raw,
+        heads: i64,
+        eps: f64,
+    ) -> Message;
+    fn tidegate_choose(logits: Raw, draws: *const f64, temperature: f64, ids: *mut i64, logps: *mut f32) -> Message;
+    fn tidegate_free(message: Message);
+}
+
+fn raw(tensor: &Tensor) -> Raw {
+    tensor.as_ptr().cast()
+}
+
+fn raw_or_null(tensor: Option<&Tensor>) -> Raw {
+    tensor.map_or(null(), raw)
+}
+
+fn value_of(weight: Option<&Weight>) -> Raw {
+    raw_or_null(weight.map(|weight| &weight.value))
+}
+
+fn gradient_of(weight: Option<&Weight>) -> Raw {
+    raw_or_null(weight.and_then(|weight| weight.gradient.as_ref()))
+}
+
+/// The error in a message, in its first line: a backtrace of C++ follows.
+fn said(message: Message) -> Result<()> {
+    if message.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a message that is not null is a C string of the allocator that `tidegate_free` gives back to, and ours alone.
+    let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
+    unsafe { tidegate_free(message) };
+    Err(Error::engine("libtorch", text.lines().next().unwrap_or_default()))
+}
+
+/// The tensors that a call makes.
+fn made<const N: usize>(call: impl FnOnce([*mut *mut c_void; N]) -> Message) -> Result<[Tensor; N]> {
+    let mut out = [null_mut::<c_void>(); N];
+    let places = out.each_mut().map(std::ptr::from_mut);
+    said(call(places))?;
+    // SAFETY: a call without a message has set every place to a new tensor, which is ours.
+    Ok(out.map(|tensor| unsafe { Tensor::from_ptr(tensor.cast()) }))
+}
+
+fn one([tensor]: [Tensor; 1]) -> Tensor {
+    tensor
+}
+
+// SAFETY of all calls below: each passes pointers to tensors, or slices of the stated length, that live until it returns; the C++
+// side keeps counted references where it keeps any, checks shapes by libtorch's own operations, and turns every exception into a
+// message. What its loops rely on beyond that (no gaps, places inside the cache) is checked before the call, here or there.
+
+/// A weight as oneDNN multiplies it fastest, for about `rows` rows; the weight itself where nothing is faster.
+///
+/// # Errors
+/// Not enough memory.
+pub fn pack(weight: &Tensor, rows: i64) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_pack(out, raw(weight), rows) }).map(one)
+}
+
+/// The output head `[V, d]` as [`logits`] takes it.
+///
+/// # Errors
+/// Not enough memory.
+pub fn pack_head(weight: &Tensor, rows: i64) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_pack_head(out, raw(weight), rows) }).map(one)
+}
+
+/// `x w^T + b`.
+///
+/// # Errors
+/// Shapes or types that do not fit, or not enough memory; so for all that follow.
+pub fn linear(x: &Tensor, weight: &Weight, bias: Option<&Weight>) -> Result<Tensor> {
+    let (w, dw) = (value_of(Some(weight)), gradient_of(Some(weight)));
+    made(|[out]| unsafe { tidegate_linear(out, raw(x), w, value_of(bias), dw, gradient_of(bias)) }).map(one)
+}
+
+/// `x w^T + b + other`, without gradients.
+///
+/// # Errors
+/// As [`linear`].
+pub fn linear_plus(x: &Tensor, weight: &Weight, bias: Option<&Weight>, other: &Tensor) -> Result<Tensor> {
+    let (x, w, b) = (raw(x), raw(&weight.value), value_of(bias));
+    made(|[out]| unsafe { tidegate_linear_add(out, x, w, b, raw(other)) }).map(one)
+}
+
+/// The rows of `ids`, in the shape of `ids` and one dimension more.
+///
+/// # Errors
+/// As [`linear`]; an id outside the vocabulary.
+pub fn embedding(weight: &Weight, ids: &Tensor) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_embedding(out, raw(&weight.value), raw(ids), gradient_of(Some(weight))) }).map(one)
+}
+
+/// `x / rms(x) * w` over the last dimension, computed in f32 (Zhang & Sennrich 2019, arXiv 1910.07467).
+///
+/// # Errors
+/// As [`linear`].
+pub fn rms_norm(x: &Tensor, weight: &Weight, eps: f64) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_rms_norm(out, raw(x), raw(&weight.value), gradient_of(Some(weight)), eps) }).map(one)
+}
+
+/// `silu(gate) * up` of rows that are gate, then up (Shazeer 2020, arXiv 2002.05202).
+///
+/// # Errors
+/// As [`linear`].
+pub fn swiglu(x: &Tensor) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_swiglu(out, raw(x)) }).map(one)
+}
+
+/// Queries `[b, heads, t, head_dim]`, keys and values `[b, kv_heads, t, head_dim]` of the projections `x`
+/// (`[b * t, (heads + 2 kv_heads) head_dim]`), at positions 0..t: normalised where there are norms, and rotated.
+///
+/// # Errors
+/// As [`linear`].
+pub fn split(x: &Tensor, positional: &Positional, heads: Heads, [b, t]: [i64; 2]) -> Result<[Tensor; 3]> {
+    let Positional { q_norm, k_norm, cos, sin } = *positional;
+    let Heads { heads, kv_heads, head_dim, eps } = heads;
+    fits(x.size() == [b * t, (heads + 2 * kv_heads) * head_dim] && cos.size().first() >= Some(&t), "projections", x)?;
+    let (x, cos, sin) = (raw(x), raw(cos), raw(sin));
+    let ((qn, kn), (dqn, dkn)) = ((value_of(q_norm), value_of(k_norm)), (gradient_of(q_norm), gradient_of(k_norm)));
+    made(|[q, k, v]| unsafe { tidegate_split(q, k, v, x, qn, kn, dqn, dkn, cos, sin, b, t, heads, kv_heads, head_dim, eps) })
+}
+
+/// `[n, 2]` f32: the log-probability of each of `ids` (`[n]`) and the entropy, in nats, of the distributions that the head `[V, d]`
+/// gives the hidden states `[n, d]` at a temperature above 0. No more than a bounded piece of the logits exists at once.
+///
+/// # Errors
+/// As [`linear`].
+pub fn head(hidden: &Tensor, weight: &Weight, ids: &Tensor, temperature: f64) -> Result<Tensor> {
+    let none = Tensor::new();
+    let dw = weight.gradient.as_ref().unwrap_or(&none);
+    made(|[out]| unsafe { tidegate_head(out, raw(hidden), raw(&weight.value), raw(dw), raw(ids), temperature) }).map(one)
+}
+
+/// `[n, V]` f32 of hidden states `[n, d]`; `packed` is of [`pack_head`], where it was packed.
+///
+/// # Errors
+/// As [`linear`].
+pub fn logits(hidden: &Tensor, weight: &Tensor, packed: Option<&Tensor>) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_logits(out, raw(hidden), raw(weight), raw_or_null(packed)) }).map(one)
+}
+
+/// Where the rows of a step belong: `slots` and `positions` are `[n]` i64 on the CPU, and rows of one sequence stand in order.
+#[derive(Debug)]
+pub struct Places {
+    pub slots: Tensor,
+    pub positions: Tensor,
+}
+
+/// Puts keys and values of the first `n` rows of `x` (projections, as [`split`]) into the cache (`[slots, kv_heads, length,
+/// head_dim]` each) and attends: each row to its sequence up to itself. `[rows of x, heads * head_dim]`; rows without a place are 0.
+///
+/// # Errors
+/// As [`linear`]; a place outside the cache.
+pub fn attend(x: &Tensor, at: &Positional, heads: Heads, cache: [&Tensor; 2], places: &Places) -> Result<Tensor> {
+    let [keys, values] = cache;
+    let (slots, _, length, _) = keys.size4()?;
+    let inside = |tensor: &Tensor, most: i64| -> Result<bool> {
+        let all = Vec::<i64>::try_from(tensor)?;
+        Ok(all.iter().all(|&place| (0..most).contains(&place)))
+    };
+    let rows = places.slots.size1()?;
+    let same = keys.size() == values.size() && keys.kind() == x.kind() && values.kind() == x.kind();
+    let enough = rows <= x.size2()?.0 && places.positions.size1()? == rows && at.cos.size().first() >= Some(&length);
+    let width = x.size2()?.1 == (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
+    let shape = keys.size4()?.1 == heads.kv_heads && keys.size4()?.3 == heads.head_dim;
+    fits(same && enough && width && shape, "projections", x)?;
+    fits(inside(&places.slots, slots)? && inside(&places.positions, length)?, "places", &places.slots)?;
+    let (qn, kn) = (value_of(at.q_norm), value_of(at.k_norm));
+    let (slots, positions) = (raw(&places.slots), raw(&places.positions));
+    let (x, cos, sin, keys, values) = (raw(x), raw(at.cos), raw(at.sin), raw(keys), raw(values));
+    made(|[out]| unsafe {
+        tidegate_attend(out, x, qn, kn, cos, sin, keys, values, slots, positions, heads.heads, heads.eps)
+    })
+    .map(one)
+}
+
+/// One id a row of `logits` (`[n, V]` f32), and its log-probability: by inverting the cumulative distribution, in order of ids, of
+/// logits over `temperature` at each of the `n` uniform `draws`; where the temperature is 0 the first of the likeliest, at
+/// temperature 1.
+///
+/// # Errors
+/// As [`linear`].
+pub fn choose(logits: &Tensor, draws: &[f64], temperature: f64) -> Result<Vec<(u32, f32)>> {
+    let n = draws.len();
+    fits(logits.size2()?.0 == n as i64 && logits.kind() == tch::Kind::Float, "logits", logits)?;
+    let (mut ids, mut logps) = (vec![0i64; n], vec![0f32; n]);
+    said(unsafe { tidegate_choose(raw(logits), draws.as_ptr(), temperature, ids.as_mut_ptr(), logps.as_mut_ptr()) })?;
+    Ok(ids.into_iter().map(|id| id as u32).zip(logps).collect())
+}
+
+fn fits(fits: bool, what: &str, tensor: &Tensor) -> Result<()> {
+    let found = || Error::engine(what, format!("{:?} of {:?} does not fit", tensor.size(), tensor.kind()));
+    if fits { Ok(()) } else { Err(found()) }
 }

@@ -1,20 +1,24 @@
-//! The generator: samples rollouts, one token of all running ones a decode step.
+//! The generator: samples rollouts, one token of all running ones a step.
 //!
 //! A sequence enters the lowest free slot, stays there and leaves when it ends; nobody waits for anybody. Weights change
-//! between two decode steps: sequences go on with the keys and values they have, and each token records its version.
+//! between two steps: sequences go on with the keys and values they have, and each token records its version.
 //!
-//! A group's prompt runs once, without its last token; every sample gets a copy of those keys and values, and its first
-//! decode step takes the prompt's last token in. So every sampled token, the first one too, has its logits from a decode step
-//! under the newest weights, whenever its sample enters and whatever was loaded since the prompt ran.
+//! A group's prompt runs once, without its last token, some of it in each step beside the tokens that are sampled there; its other
+//! samples get a copy of those keys and values. The prompt's last token is taken in by the step that samples the first one. So
+//! every sampled token, the first one too, has its logits under the newest weights, whenever its sample enters and whatever was
+//! loaded since the prompt ran.
 
 use crate::clock::thread_ns;
-use crate::engine::sampler::{choose, uniform};
+use crate::engine::sampler::{Choice, choose, uniform};
 use crate::engine::spec::Sampling;
-use crate::engine::torch::cache::Cache;
+use crate::engine::torch::cache::{Cache, Prefix};
 use crate::engine::torch::config::Config;
+use crate::engine::torch::device;
+use crate::engine::torch::ffi;
 use crate::engine::torch::layout::Layout;
 use crate::engine::torch::memory;
-use crate::engine::torch::model::Model;
+use crate::engine::torch::model::{Form, Model};
+use crate::engine::torch::rows::{Rows, Sequence};
 use crate::engine::torch::weights::Snapshot;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -53,11 +57,6 @@ pub struct TorchGenerator {
     waiting: VecDeque<Waiting>,
     refused: Vec<Rollout>,
     slots: Vec<Option<Sequence>>,
-    /// `[2, rows]`, written anew each step: what goes in, and where.
-    inputs: Vec<i64>,
-    /// `[rows, V]` and `[rows]`, written anew each step.
-    logps: Vec<f32>,
-    values: Vec<f32>,
     torch_ns: u64,
 }
 
@@ -67,16 +66,15 @@ struct Waiting {
     /// The next sample to enter, and the one after the last.
     next: u32,
     end: u32,
-    /// Keys and values of the prompt without its last token; None before its first sample enters, or if it has no other.
-    prefix: Option<Vec<(Tensor, Tensor)>>,
+    prompt: Shared,
 }
 
-/// A rollout in a slot.
-struct Sequence {
-    rollout: Rollout,
-    /// The token to take in, and its position.
-    input: u32,
-    position: usize,
+/// Where keys and values of a prompt without its last token are.
+enum Shared {
+    Nowhere,
+    /// On their way into this slot, of the group's first sample.
+    Coming(usize),
+    There(Prefix),
 }
 
 impl TorchGenerator {
@@ -95,16 +93,14 @@ impl TorchGenerator {
             }
         }
         let slots = settings.sampling.slots;
-        let cache = Cache::new(&config, slots as i64, settings.max_len as i64, settings.device)?;
+        let kind = device::kind(settings.sampling.dtype);
+        let cache = Cache::new(&config, slots as i64, settings.max_len as i64, kind, settings.device)?;
         Ok(TorchGenerator {
             cache,
             model: None,
             waiting: VecDeque::new(),
             refused: Vec::new(),
             slots: (0..slots).map(|_| None).collect(),
-            inputs: Vec::new(),
-            logps: Vec::new(),
-            values: Vec::new(),
             torch_ns: 0,
             config,
             layout,
@@ -139,22 +135,25 @@ impl TorchGenerator {
         Some(format!("token {outside} is outside the vocabulary of {vocabulary}"))
     }
 
-    /// Gives free slots, lowest first, to the samples that wait, first come first served.
-    fn fill_slots(&mut self, model: &Model) -> Result<()> {
+    /// Gives free slots, lowest first, to the samples that wait, first come first served; those whose prompt is on its way let others
+    /// pass.
+    fn fill_slots(&mut self) -> Result<()> {
         for slot in 0..self.slots.len() {
             if self.slots[slot].is_some() {
                 continue;
             }
-            let Some(waiting) = self.waiting.front_mut() else { return Ok(()) };
-            let prompt = &waiting.group.prompt.tokens;
-            let (&last, before) = prompt.split_last().ok_or_else(|| Error::engine("prompt", "it is empty"))?;
-            if waiting.prefix.is_none() && !before.is_empty() {
-                let ids: Vec<i64> = before.iter().map(|&id| i64::from(id)).collect();
-                let ids = Tensor::f_from_slice(&ids)?.f_unsqueeze(0)?.f_to_device(self.settings.device)?;
-                waiting.prefix = Some(model.prefill(&ids)?);
-            }
-            if let Some(prefix) = &waiting.prefix {
-                self.cache.fill(slot as i64, prefix)?;
+            let ready = |waiting: &Waiting| !matches!(waiting.prompt, Shared::Coming(_));
+            let Some(at) = self.waiting.iter().position(ready) else { return Ok(()) };
+            let waiting = &mut self.waiting[at];
+            let before = waiting.group.prompt.tokens.len() - 1;
+            let mut entered = 0;
+            match &waiting.prompt {
+                Shared::There(prefix) => {
+                    self.cache.fill(slot as i64, prefix)?;
+                    entered = before;
+                }
+                Shared::Nowhere if before > 0 => waiting.prompt = Shared::Coming(slot),
+                Shared::Nowhere | Shared::Coming(_) => {}
             }
             let rollout = Rollout {
                 group: waiting.group.clone(),
@@ -163,52 +162,49 @@ impl TorchGenerator {
                 worker: self.settings.worker,
                 ..Rollout::default()
             };
-            self.slots[slot] = Some(Sequence { rollout, input: last, position: before.len() });
+            self.slots[slot] = Some(Sequence { rollout, entered });
             waiting.next += 1;
             if waiting.next == waiting.end {
-                self.waiting.pop_front();
+                self.waiting.remove(at);
             }
         }
         Ok(())
     }
 
-    /// Runs the model on one token of each slot, up to the highest used one; `logps` (and `values`) take the results. Slots
-    /// between that are free compute along, on nothing anybody reads.
-    fn decode(&mut self, model: &Model) -> Result<()> {
-        let rows = self.slots.iter().rposition(Option::is_some).map_or(0, |highest| highest + 1);
-        let used = || self.slots[..rows].iter().map(Option::as_ref);
-        self.inputs.clear();
-        self.inputs.extend(used().map(|slot| slot.map_or(0, |sequence| i64::from(sequence.input))));
-        self.inputs.extend(used().map(|slot| slot.map_or(0, |sequence| sequence.position as i64)));
-        let longest = self.inputs[rows..].iter().copied().max().unwrap_or(0);
-        let inputs = Tensor::f_from_slice(&self.inputs)?.f_view([2, rows as i64])?.f_to_device(self.settings.device)?;
-        let (tokens, positions) = (inputs.f_get(0)?, inputs.f_get(1)?);
-        self.cache.open(&positions, longest)?;
-        let hidden = model.decode(&tokens, &positions, &mut self.cache)?;
-        let mut logits = model.logits(&hidden)?;
-        let temperature = self.settings.sampling.temperature;
-        if temperature != 0.0 && temperature != 1.0 {
-            logits = logits.f_div_scalar(temperature)?;
+    /// Runs the model on `rows` and chooses a token for each that samples one, with the critic's estimate where there is a critic.
+    fn sample(&mut self, model: &Model, rows: &Rows) -> Result<Vec<(Choice, Option<f32>)>> {
+        self.cache.grow(rows.longest())?;
+        let tokens = rows.tokens()?.f_to_device(self.settings.device)?;
+        let hidden = model.step(&tokens, &rows.places()?, &self.cache)?;
+        let sampled = rows.sampled();
+        if sampled.is_empty() {
+            return Ok(Vec::new());
         }
-        let numbers = rows * self.config.vocab_size as usize;
-        self.logps.resize(numbers, 0.0);
-        logits.f_log_softmax(-1, Kind::Float)?.f_copy_data(&mut self.logps, numbers)?;
-        self.values.clear();
-        if let Some(values) = model.value(&hidden)? {
-            self.values.resize(rows, 0.0);
-            values.f_to_kind(Kind::Float)?.f_copy_data(&mut self.values, rows)?;
-        }
-        Ok(())
+        let hidden = hidden.f_narrow(0, 0, sampled.len() as i64)?;
+        let values = match model.value(&hidden)? {
+            Some(values) => Vec::<f32>::try_from(values)?.into_iter().map(Some).collect(),
+            None => vec![None; sampled.len()],
+        };
+        let sampling = &self.settings.sampling;
+        let draw = |&slot: &usize| {
+            let rollout = self.slots[slot].as_ref().map(|sequence| &sequence.rollout);
+            rollout.map_or(0.0, |r| uniform(self.settings.seed, r.group.number, r.sample, r.tokens.len() as u32))
+        };
+        let draws: Vec<f64> = sampled.iter().map(draw).collect();
+        let logits = model.logits(&hidden)?;
+        let choices = if sampling.cuts() {
+            cut(&logits, sampling, &draws)?
+        } else {
+            let chosen = ffi::choose(&logits, &draws, sampling.temperature)?;
+            chosen.into_iter().map(|(token, logp)| Choice { token, logp }).collect()
+        };
+        Ok(choices.into_iter().zip(values).collect())
     }
 
-    /// Chooses the next token of `slot`, and returns the rollout if that ends it.
-    fn sample(&mut self, slot: usize, version: Version) -> Result<Option<Rollout>> {
+    /// Takes the token in that was chosen for `slot`, and returns the rollout if that ends it.
+    fn take(&mut self, slot: usize, version: Version, choice: Choice, value: Option<f32>) -> Result<Option<Rollout>> {
         let Some(sequence) = &mut self.slots[slot] else { return Ok(None) };
         let rollout = &mut sequence.rollout;
-        let vocabulary = self.config.vocab_size as usize;
-        let logps = &mut self.logps[slot * vocabulary..(slot + 1) * vocabulary];
-        let u = uniform(self.settings.seed, rollout.group.number, rollout.sample, rollout.tokens.len() as u32);
-        let choice = choose(logps, &self.settings.sampling, u);
         if !choice.logp.is_finite() {
             let what = format!("group {} sample {}", rollout.group.number, rollout.sample);
             return Err(Error::engine(what, format!("the logits under version {version} are not finite")));
@@ -216,10 +212,21 @@ impl TorchGenerator {
         rollout.tokens.push(choice.token);
         rollout.logp_behavior.push(choice.logp);
         rollout.version.push(version);
-        rollout.value.extend(self.values.get(slot));
-        (sequence.input, sequence.position) = (choice.token, sequence.position + 1);
-        let Some(stop) = stop(sequence, &self.settings) else { return Ok(None) };
+        rollout.value.extend(value);
+        let Some(stop) = stop(rollout, &self.settings) else { return Ok(None) };
         Ok(self.slots[slot].take().map(|sequence| finish(sequence.rollout, stop, &self.settings)))
+    }
+
+    /// Keeps the prompts that have just come in for the samples that wait for them.
+    fn share_prompts(&mut self) -> Result<()> {
+        for waiting in &mut self.waiting {
+            let Shared::Coming(slot) = waiting.prompt else { continue };
+            let before = waiting.group.prompt.tokens.len() - 1;
+            if self.slots[slot].as_ref().is_some_and(|sequence| sequence.entered >= before) {
+                waiting.prompt = Shared::There(self.cache.prefix(slot as i64, before as i64)?);
+            }
+        }
+        Ok(())
     }
 
     /// Goes on with half the slots, where memory ran out. The youngest rollouts start again later: every draw is a function of
@@ -231,7 +238,13 @@ impl TorchGenerator {
         running.sort_by_key(|(slot, sequence)| (sequence.rollout.started_ns, *slot));
         for (_, sequence) in running.drain(left.min(running.len())..).rev() {
             let (group, next) = (sequence.rollout.group, sequence.rollout.sample);
-            self.waiting.push_front(Waiting { group, next, end: next + 1, prefix: None });
+            self.waiting.push_front(Waiting { group, next, end: next + 1, prompt: Shared::Nowhere });
+        }
+        // Slots get other numbers, or are lost: a prompt that was coming comes anew.
+        for waiting in &mut self.waiting {
+            if matches!(waiting.prompt, Shared::Coming(_)) {
+                waiting.prompt = Shared::Nowhere;
+            }
         }
         // A slot that nobody is in has keys of nobody.
         let mut kept: Vec<i64> = running.iter().map(|(slot, _)| *slot).collect();
@@ -248,32 +261,49 @@ impl TorchGenerator {
         }
         let (version, model) = self.model.take().ok_or_else(|| Error::engine("generator", "no weights were loaded"))?;
         let started = thread_ns();
-        let decoded = self.fill_slots(&model).and_then(|()| self.decode(&model));
+        let sampled = self.fill_slots().and_then(|()| {
+            let rows = Rows::plan(&self.slots);
+            let choices = self.sample(&model, &rows)?;
+            rows.enter(&mut self.slots);
+            self.share_prompts()?;
+            Ok((rows, choices))
+        });
         self.torch_ns += thread_ns() - started;
         self.model = Some((version, model));
-        match decoded {
+        let (rows, choices) = match sampled {
             // Nothing was sampled: the next call does the same step with what is left.
             Err(error) if memory::ran_out(&error) && self.slots.len() > 1 => return self.halve().map(|()| done),
-            decoded => decoded?,
-        }
-        for slot in 0..self.slots.len() {
-            done.extend(self.sample(slot, version)?);
+            sampled => sampled?,
+        };
+        for (&slot, (choice, value)) in rows.sampled().iter().zip(choices) {
+            done.extend(self.take(slot, version, choice, value)?);
         }
         Ok(done)
     }
 }
 
+/// Choices of distributions that are cut (`top_k`, `top_p`): on the host, a row after the other.
+fn cut(logits: &Tensor, sampling: &Sampling, draws: &[f64]) -> Result<Vec<Choice>> {
+    let divided = if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature };
+    let logps = logits.f_div_scalar(divided)?.f_log_softmax(-1, Kind::Float)?;
+    let vocabulary = logps.size2()?.1 as usize;
+    let mut logps = Vec::<f32>::try_from(logps.f_flatten(0, -1)?)?;
+    Ok(logps.chunks_exact_mut(vocabulary).zip(draws).map(|(row, &draw)| choose(row, sampling, draw)).collect())
+}
+
 /// Whether the token just sampled is the last one, and why.
-fn stop(sequence: &Sequence, settings: &Settings) -> Option<Stop> {
-    let (rollout, sampling) = (&sequence.rollout, &settings.sampling);
-    if !sampling.ignore_eos && settings.eos.contains(&sequence.input) {
+fn stop(rollout: &Rollout, settings: &Settings) -> Option<Stop> {
+    let sampling = &settings.sampling;
+    if !sampling.ignore_eos && rollout.tokens.last().is_some_and(|last| settings.eos.contains(last)) {
         return Some(Stop::Eos);
     }
     if ends_with_stop_string(&rollout.tokens, sampling, &settings.decode) {
         return Some(Stop::StopString);
     }
     // The sampled token's own position is free as long as it is below max_len.
-    if rollout.tokens.len() >= sampling.limit(&rollout.group.prompt) || sequence.position + 1 >= settings.max_len {
+    if rollout.tokens.len() >= sampling.limit(&rollout.group.prompt)
+        || rollout.group.prompt.tokens.len() + rollout.tokens.len() >= settings.max_len
+    {
         return Some(Stop::Length);
     }
     let limit_ns = sampling.time_limit_s * 1e9;
@@ -322,13 +352,16 @@ impl Generator for TorchGenerator {
     type Weights = Snapshot;
 
     fn load(&mut self, version: Version, weights: Snapshot) -> Result<(), Fault> {
-        let mut load = || {
-            let views = self.layout.views(&weights.flat().f_to_device(self.settings.device)?)?;
-            let model = match &self.model {
-                Some((_, model)) => model.with_weights(&self.layout, views)?,
-                None => Model::new(&self.config, &self.layout, views)?,
+        let mut load = || -> Result<()> {
+            let flat = weights.flat().f_to_device(self.settings.device)?;
+            let rows = self.slots.len() as i64;
+            let form = Form::Packed { kind: device::kind(self.settings.sampling.dtype), rows };
+            // What fails in between is neither the one model nor the other.
+            let model = match self.model.take() {
+                Some((_, mut model)) => model.reload(&self.layout, &flat, form).map(|()| model),
+                None => Model::new(&self.config, &self.layout, &flat, form),
             };
-            self.model = Some((version, model));
+            self.model = Some((version, model?));
             Ok(())
         };
         tch::no_grad(&mut load).map_err(fault)
@@ -337,7 +370,9 @@ impl Generator for TorchGenerator {
     fn start(&mut self, group: Arc<Group>) -> Result<(), Fault> {
         match self.bad_prompt(&group.prompt) {
             Some(why) => self.refused.extend(refuse(&group, &why, self.settings.worker)),
-            None if group.size > 0 => self.waiting.push_back(Waiting { next: 0, end: group.size, group, prefix: None }),
+            None if group.size > 0 => {
+                self.waiting.push_back(Waiting { next: 0, end: group.size, group, prompt: Shared::Nowhere });
+            }
             None => {}
         }
         Ok(())

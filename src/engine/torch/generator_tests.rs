@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::torch::checkpoint::{init, tests::spread};
 use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::ffi::Places;
 use crate::engine::torch::layout::ValueHead;
 use std::collections::BTreeMap;
 use tidegate_operators::record::Prompt;
@@ -78,13 +79,13 @@ fn recorded_numbers_are_those_of_a_full_forward_at_the_temperature() {
         let done = all(&mut generator);
         assert_eq!(done.len(), 6);
         let layout = Layout::of(&tiny(family), ValueHead::Present);
-        let model = Model::new(&tiny(family), &layout, layout.views(weights(&layout, 1).flat()).unwrap()).unwrap();
+        let model = Model::new(&tiny(family), &layout, weights(&layout, 1).flat(), Form::Views).unwrap();
         for rollout in done.values() {
             let prompt = &rollout.group.prompt.tokens;
             let ids: Vec<i64> = prompt.iter().chain(&rollout.tokens).map(|&id| i64::from(id)).collect();
             let hidden = model.hidden(&Tensor::from_slice(&ids).unsqueeze(0)).unwrap();
-            let logps = (model.logits(&hidden).unwrap() / 0.7).log_softmax(-1, Kind::Float).squeeze_dim(0);
-            let values = model.value(&hidden).unwrap().unwrap().squeeze_dim(0);
+            let logps = (model.logits(&hidden).unwrap() / 0.7).log_softmax(-1, Kind::Float);
+            let values = model.value(&hidden).unwrap().unwrap();
             for (t, &token) in rollout.tokens.iter().enumerate() {
                 let at = (prompt.len() - 1 + t) as i64;
                 assert_close(&[rollout.logp_behavior[t]], &[logps.double_value(&[at, i64::from(token)]) as f32], 1e-4);
@@ -158,24 +159,27 @@ fn new_weights_take_over_between_two_tokens_and_old_keys_stay() {
     assert_eq!(rollout.version, [0, 0, 0, 7, 7, 7]);
 
     // By hand: the old model's keys for the prompt and the tokens it took in, the new one's from there.
-    let model = |snapshot: &Snapshot| Model::new(&config, &layout, layout.views(snapshot.flat()).unwrap()).unwrap();
+    let model = |snapshot: &Snapshot| Model::new(&config, &layout, snapshot.flat(), Form::Views).unwrap();
     let (old, new) = (model(&old), model(&new));
     let ids: Vec<i64> = prompt.iter().chain(&rollout.tokens).map(|&id| i64::from(id)).collect();
-    let mut cache = Cache::new(&config, 1, 16, Device::Cpu).unwrap();
-    cache.fill(0, &old.prefill(&Tensor::from_slice(&ids[..4]).unsqueeze(0)).unwrap()).unwrap();
+    let cache = Cache::new(&config, 1, 16, Kind::Float, Device::Cpu).unwrap();
+    let step = |model: &Model, from: usize, to: usize| {
+        let positions: Vec<i64> = (from as i64..to as i64).collect();
+        let places = Places { slots: Tensor::from_slice(&vec![0i64; to - from]), positions: Tensor::from_slice(&positions) };
+        model.step(&Tensor::from_slice(&ids[from..to]), &places, &cache).unwrap()
+    };
+    let _ = step(&old, 0, 4);
     let mut by_hand = Vec::new();
     for t in 0..6usize {
-        let position = Tensor::from_slice(&[4 + t as i64]);
-        cache.open(&position, 4 + t as i64).unwrap();
         let model = if t < 3 { &old } else { &new };
-        let hidden = model.decode(&Tensor::from_slice(&ids[4 + t..=4 + t]), &position, &mut cache).unwrap();
+        let hidden = step(model, 4 + t, 5 + t);
         let logps = model.logits(&hidden).unwrap().log_softmax(-1, Kind::Float);
         by_hand.push(logps.double_value(&[0, ids[5 + t]]) as f32);
     }
     assert_close(&rollout.logp_behavior, &by_hand, 1e-5);
     // The new model over its own keys says something else: the stale ones were really used.
     let hidden = new.hidden(&Tensor::from_slice(&ids).unsqueeze(0)).unwrap();
-    let fresh = new.logits(&hidden).unwrap().log_softmax(-1, Kind::Float).double_value(&[0, 9, ids[10]]);
+    let fresh = new.logits(&hidden).unwrap().log_softmax(-1, Kind::Float).double_value(&[9, ids[10]]);
     assert!((fresh as f32 - by_hand[5]).abs() > 1e-3);
 }
 
@@ -347,7 +351,7 @@ fn what_cannot_be_sampled_from_is_a_fault() {
     generator.start(group(4, 1, &[1])).unwrap();
     assert_eq!(generator.step().unwrap_err().to_string(), "generate: generator: no weights were loaded");
     let short = Snapshot::copy_of(&Tensor::zeros([8], (Kind::Float, Device::Cpu))).unwrap();
-    assert!(generator.load(0, short).unwrap_err().message.starts_with("libtorch: "));
+    assert!(generator.load(0, short).unwrap_err().message.starts_with("model: "));
     let broken = init(&layout, 0).unwrap() * f64::NAN;
     generator.load(3, Snapshot::copy_of(&broken).unwrap()).unwrap();
     let message = generator.step().unwrap_err().to_string();

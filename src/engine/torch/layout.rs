@@ -32,7 +32,11 @@ pub struct Entry {
 /// All tensors of a model, in the order of the buffer. The value head, if there is one, comes last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
+    /// The checkpoint's tensors.
     pub entries: Vec<Entry>,
+    /// What the model computes with: the entries, where those that are one product lie side by side as one (`qkv_proj`,
+    /// `gate_up_proj`).
+    pub parts: Vec<Entry>,
     /// Elements of the buffer: the tensors, and gaps of a few zeros that align them.
     pub total: i64,
 }
@@ -40,51 +44,70 @@ pub struct Layout {
 impl Layout {
     /// The layout of `config`'s model.
     pub fn of(config: &Config, value_head: ValueHead) -> Layout {
-        let mut layout = Layout { entries: Vec::new(), total: 0 };
-        let (d, head) = (config.hidden_size, config.head_dim);
-        layout.push("model.embed_tokens.weight", &[config.vocab_size, d]);
+        let mut layout = Layout { entries: Vec::new(), parts: Vec::new(), total: 0 };
+        let (d, head, wide) = (config.hidden_size, config.head_dim, config.intermediate_size);
+        layout.tensor("model.embed_tokens.weight", &[config.vocab_size, d]);
         let (qkv_bias, o_bias) = match config.family {
             Family::Llama | Family::Qwen3 => (config.attention_bias, config.attention_bias),
             Family::Qwen2 => (true, false),
         };
+        let (heads, kv_heads) = (config.num_attention_heads * head, config.num_key_value_heads * head);
         for l in 0..config.num_hidden_layers {
             let at = |part: &str| format!("model.layers.{l}.{part}");
-            let (heads, kv_heads) = (config.num_attention_heads * head, config.num_key_value_heads * head);
-            layout.push(&at("input_layernorm.weight"), &[d]);
-            layout.linear(&at("self_attn.q_proj"), heads, d, qkv_bias);
-            layout.linear(&at("self_attn.k_proj"), kv_heads, d, qkv_bias);
-            layout.linear(&at("self_attn.v_proj"), kv_heads, d, qkv_bias);
-            layout.linear(&at("self_attn.o_proj"), d, heads, o_bias);
+            layout.tensor(&at("input_layernorm.weight"), &[d]);
+            let qkv = [("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)];
+            layout.linear(&at("self_attn"), "qkv_proj", &qkv, d, qkv_bias);
+            layout.linear(&at("self_attn"), "o_proj", &[("o_proj", d)], heads, o_bias);
             if config.family == Family::Qwen3 {
-                layout.push(&at("self_attn.q_norm.weight"), &[head]);
-                layout.push(&at("self_attn.k_norm.weight"), &[head]);
+                layout.tensor(&at("self_attn.q_norm.weight"), &[head]);
+                layout.tensor(&at("self_attn.k_norm.weight"), &[head]);
             }
-            layout.push(&at("post_attention_layernorm.weight"), &[d]);
-            layout.linear(&at("mlp.gate_proj"), config.intermediate_size, d, config.mlp_bias);
-            layout.linear(&at("mlp.up_proj"), config.intermediate_size, d, config.mlp_bias);
-            layout.linear(&at("mlp.down_proj"), d, config.intermediate_size, config.mlp_bias);
+            layout.tensor(&at("post_attention_layernorm.weight"), &[d]);
+            layout.linear(&at("mlp"), "gate_up_proj", &[("gate_proj", wide), ("up_proj", wide)], d, config.mlp_bias);
+            layout.linear(&at("mlp"), "down_proj", &[("down_proj", d)], wide, config.mlp_bias);
         }
-        layout.push("model.norm.weight", &[d]);
+        layout.tensor("model.norm.weight", &[d]);
         if !config.tie_word_embeddings {
-            layout.push("lm_head.weight", &[config.vocab_size, d]);
+            layout.tensor("lm_head.weight", &[config.vocab_size, d]);
         }
         if value_head == ValueHead::Present {
-            layout.linear("value_head", 1, d, true);
+            layout.tensor("value_head.weight", &[1, d]);
+            layout.tensor("value_head.bias", &[1]);
         }
         layout
     }
 
-    fn linear(&mut self, name: &str, rows: i64, columns: i64, bias: bool) {
-        self.push(&format!("{name}.weight"), &[rows, columns]);
+    /// The part `joined`, made of rows of the tensors `of`: their weights side by side, then their biases.
+    fn linear(&mut self, module: &str, joined: &str, of: &[(&str, i64)], columns: i64, bias: bool) {
+        let rows: i64 = of.iter().map(|(_, rows)| rows).sum();
+        let mut part = |kind: &str, shape: fn(i64, i64) -> Vec<i64>| {
+            let offset = self.total;
+            for (name, rows) in of {
+                let shape = shape(*rows, columns);
+                let (offset, len) = (self.total, shape.iter().product());
+                self.entries.push(Entry { name: format!("{module}.{name}.{kind}"), shape, offset, len });
+                self.total += len;
+            }
+            let (name, len) = (format!("{module}.{joined}.{kind}"), self.total - offset);
+            self.parts.push(Entry { name, shape: shape(rows, columns), offset, len });
+            self.align();
+        };
+        part("weight", |rows, columns| vec![rows, columns]);
         if bias {
-            self.push(&format!("{name}.bias"), &[rows]);
+            part("bias", |rows, _| vec![rows]);
         }
     }
 
-    fn push(&mut self, name: &str, shape: &[i64]) {
-        let len = shape.iter().product();
-        self.entries.push(Entry { name: name.to_owned(), shape: shape.to_vec(), offset: self.total, len });
-        self.total = (self.total + len + ALIGN - 1) / ALIGN * ALIGN;
+    fn tensor(&mut self, name: &str, shape: &[i64]) {
+        let entry = Entry { name: name.to_owned(), shape: shape.to_vec(), offset: self.total, len: shape.iter().product() };
+        self.total += entry.len;
+        self.entries.push(entry.clone());
+        self.parts.push(entry);
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.total = (self.total + ALIGN - 1) / ALIGN * ALIGN;
     }
 
     /// How many numbers the model has.
@@ -103,12 +126,24 @@ impl Layout {
     /// # Errors
     /// A buffer of another length.
     pub fn views(&self, flat: &Tensor) -> Result<Vec<Tensor>> {
-        let view = |entry: &Entry| Ok(flat.f_narrow(0, entry.offset, entry.len)?.f_view(entry.shape.as_slice())?);
-        self.entries.iter().map(view).collect()
+        self.entries.iter().map(|entry| entry.view(flat)).collect()
+    }
+
+    /// The part of this name.
+    pub fn part(&self, name: &str) -> Option<&Entry> {
+        self.parts.iter().find(|part| part.name == name)
     }
 }
 
 impl Entry {
+    /// Its view on `flat`, the buffer of its layout, sharing its memory.
+    ///
+    /// # Errors
+    /// A buffer that is shorter.
+    pub fn view(&self, flat: &Tensor) -> Result<Tensor> {
+        Ok(flat.f_narrow(0, self.offset, self.len)?.f_view(self.shape.as_slice())?)
+    }
+
     /// Whether it is of the critic, which other programs' checkpoints do not have.
     pub fn is_value_head(&self) -> bool {
         self.name.starts_with("value_head.")
@@ -132,7 +167,9 @@ mod tests {
         assert_eq!(flat.max().double_value(&[]), 1.0);
         assert_eq!(flat.sum(Kind::Double).double_value(&[]), layout.parameters() as f64);
         assert_eq!(layout.entries.last().unwrap().name, "value_head.bias");
-        assert!(layout.entries.iter().all(|entry| entry.offset % ALIGN == 0));
+        assert!(layout.parts.iter().all(|part| part.offset % ALIGN == 0));
+        let parts: i64 = layout.parts.iter().map(|part| part.len).sum();
+        assert_eq!(parts, layout.parameters());
     }
 
     #[test]

@@ -7,13 +7,14 @@ use crate::clock::thread_ns;
 use crate::engine::spec::Learning;
 use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
-use crate::engine::torch::gradient::Gradient;
+use crate::engine::torch::device;
 use crate::engine::torch::layout::{Layout, ValueHead};
 use crate::engine::torch::memory;
-use crate::engine::torch::micro_batch::{Entropy, MicroBatch, input_length, to_host};
-use crate::engine::torch::model::Model;
+use crate::engine::torch::micro_batch::{MicroBatch, input_length, to_host};
+use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::optimizer::{AdamW, clip};
 use crate::engine::torch::pack::{Plan, plan};
+use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::token_weights;
@@ -32,8 +33,11 @@ pub struct TorchLearner {
     steps: Step,
     version: Version,
     flat: Tensor,
+    /// The weights in the type that is computed in, where that is another: rounded anew after each update.
+    computed: Option<Tensor>,
     model: Model,
-    gradient: Gradient,
+    /// The sum of the gradients of a step, `[layout.total]` f32.
+    gradient: Tensor,
     optimizer: AdamW,
     open: Option<Open>,
     /// The batch of a step that failed.
@@ -86,8 +90,10 @@ impl TorchLearner {
             return Err(Error::engine("learner's weights", found));
         }
         let flat = flat.f_to_device(device)?;
-        let (gradient, leaves) = Gradient::with_leaves(&layout, &flat)?;
-        let model = Model::new(&config, &layout, leaves)?;
+        let kind = device::kind(learning.dtype);
+        let computed = if kind == Kind::Float { None } else { Some(flat.f_to_kind(kind)?) };
+        let gradient = flat.f_zeros_like()?;
+        let model = Model::new(&config, &layout, computed.as_ref().unwrap_or(&flat), Form::Learning(&gradient))?;
         let optimizer = AdamW::new(&flat, &learning)?;
         let (open, failed) = (None, Vec::new());
         Ok(TorchLearner {
@@ -98,6 +104,7 @@ impl TorchLearner {
             steps,
             version,
             flat,
+            computed,
             model,
             gradient,
             optimizer,
@@ -176,6 +183,12 @@ impl TorchLearner {
         Ok(())
     }
 
+    /// Forgets the gradient.
+    fn clear(&mut self) -> Result<()> {
+        let _ = self.gradient.f_zero_()?;
+        Ok(())
+    }
+
     /// Plans the step: weights over the whole batch, then micro-batches of what has a gradient.
     fn planned(&self, batch: &[Rollout]) -> Result<(Vec<f32>, Plan), Fault> {
         let masks: Vec<&[bool]> = batch.iter().map(|r| if r.trainable() { r.mask.as_slice() } else { &[] }).collect();
@@ -192,10 +205,17 @@ impl TorchLearner {
     fn micro_batch(&self, open: &mut Open) -> Result<()> {
         let members = &open.plan.micro_batches[open.done];
         let rollouts: Vec<&Rollout> = members.iter().map(|&i| &open.batch[i]).collect();
-        let entropy = if self.learning.entropy_coef == 0.0 { Entropy::Measured } else { Entropy::Trained };
         let device = self.flat.device();
         let started = thread_ns();
-        let outputs = MicroBatch::new(&rollouts, device)?.outputs(&self.model, self.temperature, entropy)?;
+        let micro_batch = MicroBatch::new(&rollouts, device)?;
+        let (hidden, trail) = if self.learning.activation_checkpointing {
+            let (hidden, trail) = Trail::walk(&self.model, micro_batch.tokens())?;
+            (hidden, Some(trail))
+        } else {
+            (self.model.hidden(micro_batch.tokens())?, None)
+        };
+        let outputs = micro_batch.outputs(&self.model, &hidden, self.temperature)?;
+        drop(hidden);
         let said = to_host(&outputs)?;
         open.torch_ns += thread_ns() - started;
         let mut coefficients = Vec::with_capacity(said.len());
@@ -212,6 +232,9 @@ impl TorchLearner {
         let started = thread_ns();
         let coefficients = Tensor::f_from_slice(coefficients.as_flattened())?.f_view([-1, 3])?.f_to_device(device)?;
         outputs.f_mul(&coefficients)?.f_sum(Kind::Float)?.f_backward()?;
+        if let Some(trail) = trail {
+            trail.back(&self.model)?;
+        }
         open.torch_ns += thread_ns() - started;
         Ok(())
     }
@@ -226,13 +249,16 @@ impl TorchLearner {
         metrics.lr = self.learning.lr_at(step, self.steps);
         metrics.skipped = plan.micro_batches.is_empty();
         if !metrics.skipped {
-            metrics.grad_norm = clip(self.gradient.flat(), self.learning.grad_clip)?;
+            metrics.grad_norm = clip(&mut self.gradient, self.learning.grad_clip)?;
             if !metrics.grad_norm.is_finite() {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
             // From here on the weights are no longer those of the version before, whatever comes.
             self.version = step;
-            self.optimizer.step(&self.flat, self.gradient.flat(), metrics.lr)?;
+            self.optimizer.step(&self.flat, &self.gradient, metrics.lr)?;
+            if let Some(computed) = &mut self.computed {
+                computed.f_copy_(&self.flat)?;
+            }
             if self.flat.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
                 let why = format!("not finite after an update at learning rate {}: the run has diverged", metrics.lr);
                 return Err(Error::engine(format!("weights of step {step}"), why));
@@ -271,7 +297,7 @@ impl TorchLearner {
         }
         self.learning.micro_batch_tokens = members.len() * longest / 2;
         let (weights, plan) = self.planned(&open.batch)?;
-        self.gradient.clear()?;
+        self.clear()?;
         (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, Tally::default());
         Ok(())
     }
@@ -287,7 +313,7 @@ impl Learner for TorchLearner {
             let state = if self.open.is_some() { "in the middle of a step" } else { "between steps" };
             return Err(fault(format!("step {step} cannot begin at version {}, {state}", self.version)));
         }
-        match self.planned(&batch).and_then(|planned| self.gradient.clear().map(|()| planned).map_err(fault)) {
+        match self.planned(&batch).and_then(|planned| self.clear().map(|()| planned).map_err(fault)) {
             Ok((weights, plan)) => {
                 self.open = Some(Open { step, batch, weights, plan, done: 0, tally: Tally::default(), torch_ns: 0 });
                 Ok(())

@@ -6,13 +6,6 @@ use crate::error::Result;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::record::Rollout;
 
-/// Whether the entropy is part of the loss, or only measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entropy {
-    Trained,
-    Measured,
-}
-
 /// Tokens the model computes for one rollout: all of prompt and completion but the last, which predicts nothing.
 pub fn input_length(rollout: &Rollout) -> usize {
     (rollout.group.prompt.tokens.len() + rollout.tokens.len()).saturating_sub(1)
@@ -60,34 +53,25 @@ impl MicroBatch {
         })
     }
 
-    /// `[n, 3]` f32: [`Said`] of each completion token, where logits are divided by `temperature`. The output head runs on the
-    /// `n` hidden states alone.
+    /// `[b, t]` ids, padded on the right.
+    pub fn tokens(&self) -> &Tensor {
+        &self.tokens
+    }
+
+    /// `[n, 3]` f32: [`Said`] of each completion token, from the hidden states of all slots (`[b * t, d]`), where logits are divided
+    /// by `temperature`. The output head runs on the `n` hidden states alone.
     ///
     /// # Errors
     /// Ids outside the vocabulary, or whatever the device says.
-    pub fn outputs(&self, model: &Model, temperature: f64, entropy: Entropy) -> Result<Tensor> {
-        let hidden = model.hidden(&self.tokens)?.f_flatten(0, 1)?.f_index_select(0, &self.positions)?;
-        let mut logits = model.logits(&hidden)?;
-        if temperature != 1.0 {
-            logits = logits.f_div_scalar(temperature)?;
-        }
-        let distribution = logits.f_log_softmax(-1, Kind::Float)?;
-        let logp = distribution.f_gather(1, &self.chosen.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?;
-        let entropy = match entropy {
-            Entropy::Trained => entropy_of(&distribution)?,
-            Entropy::Measured => tch::no_grad(|| entropy_of(&distribution))?,
-        };
+    pub fn outputs(&self, model: &Model, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
+        let hidden = hidden.f_index_select(0, &self.positions)?;
+        let said = model.log_probabilities(&hidden, &self.chosen, temperature)?;
         let value = match model.value(&hidden)? {
-            Some(value) => value.f_to_kind(Kind::Float)?,
-            None => logp.f_zeros_like()?,
+            Some(value) => value,
+            None => Tensor::f_zeros([said.size2()?.0], (Kind::Float, said.device()))?,
         };
-        Ok(Tensor::f_stack(&[logp, entropy, value], 1)?)
+        Ok(Tensor::f_cat(&[&said, &value.f_unsqueeze(1)?], 1)?)
     }
-}
-
-/// `-sum p log p` over the last dimension, nats.
-fn entropy_of(distribution: &Tensor) -> Result<Tensor> {
-    Ok(distribution.f_exp()?.f_mul(distribution)?.f_sum_dim_intlist(-1, false, Kind::Float)?.f_neg()?)
 }
 
 /// The outputs on the host, in one copy.

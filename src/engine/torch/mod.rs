@@ -1,13 +1,16 @@
 //! The torch engine: the only folder that names tch.
 //!
-//! * [`config`] what a model is (`keys` of its file, [`rope`] of its positions), [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
+//! * [`config`] what a model is (`keys` of its file, [`rope`] of its positions), [`layout`] where its tensors lie in one flat buffer,
+//!   [`model`] its forward passes, [`attention`];
 //! * [`policy`] all of a model in one hand: what jobs hold;
 //! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
-//! * [`generator`] samples, over [`cache`];
+//! * [`generator`] samples, over [`cache`], [`rows`] by step;
 //! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, what it says becomes coefficients
-//!   and metrics in [`tally`](crate::engine::tally), [`gradient`] holds what they back-propagate to, [`optimizer`] is AdamW;
-//! * [`device`] and `ffi` where it all runs.
+//!   and metrics in [`tally`](crate::engine::tally), [`trail`] keeps less on the way,
+//!   [`optimizer`] is AdamW;
+//! * [`device`] where it all runs, `ffi` the operations that libtorch's bindings lack (`ops/`).
 
+pub mod attention;
 pub mod cache;
 pub mod checkpoint;
 #[cfg(test)]
@@ -17,7 +20,6 @@ pub mod device;
 pub mod engine;
 mod ffi;
 pub mod generator;
-pub mod gradient;
 mod keys;
 pub mod layout;
 pub mod learner;
@@ -28,7 +30,11 @@ pub mod moments;
 pub mod optimizer;
 pub mod pack;
 pub mod policy;
+#[cfg(test)]
+mod reference;
 pub mod rope;
+pub mod rows;
+pub mod trail;
 pub mod weights;
 
 use crate::error::Error;

@@ -6,6 +6,7 @@ use crate::engine::spec::{LrSchedule, Sampling};
 use crate::engine::torch::checkpoint::tests::spread;
 use crate::engine::torch::config::{Family, tests::tiny};
 use crate::engine::torch::generator::{Settings, TorchGenerator};
+use crate::engine::torch::reference::forward;
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ fn gradient(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Vec<f32> {
     for _ in 0..learner.open.as_ref().unwrap().plan.micro_batches.len() {
         assert!(learner.work().unwrap().is_none());
     }
-    values(learner.gradient.flat())
+    values(&learner.gradient)
 }
 
 pub(super) fn step(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Trained {
@@ -86,18 +87,16 @@ fn assert_near(found: &[f32], expected: &[f32], tolerance: f32) {
 fn by_autograd(family: Family, learning: &Learning, temperature: f64, batch: &[Rollout]) -> (Vec<f32>, f64) {
     let config = tiny(family);
     let layout = Layout::of(&config, ValueHead::Present);
-    let (mut sum, leaves) = Gradient::with_leaves(&layout, &spread(&layout, 5)).unwrap();
-    sum.clear().unwrap();
-    let model = Model::new(&config, &layout, leaves).unwrap();
+    let flat = spread(&layout, 5).set_requires_grad(true);
     let sequences = batch.iter().filter(|r| r.mask.contains(&true)).count() as f64;
     let mut total = 0.0;
     for rollout in batch {
         let prompt = &rollout.group.prompt.tokens;
         let ids: Vec<i64> = prompt.iter().chain(&rollout.tokens).map(|&id| i64::from(id)).collect();
         let n = rollout.tokens.len() as i64;
-        let hidden = model.hidden(&Tensor::from_slice(&ids).unsqueeze(0)).unwrap();
-        let hidden = hidden.squeeze_dim(0).narrow(0, prompt.len() as i64 - 1, n);
-        let all = (model.logits(&hidden).unwrap() / temperature).log_softmax(-1, Kind::Float);
+        let of_completion = |x: &Tensor| x.narrow(0, prompt.len() as i64 - 1, n);
+        let (logits, values) = forward(&config, &layout, &flat, &ids);
+        let all = (of_completion(&logits) / temperature).log_softmax(-1, Kind::Float);
         let chosen = Tensor::from_slice(&ids).narrow(0, prompt.len() as i64, n).unsqueeze(1);
         let logp = all.gather(1, &chosen, false).squeeze_dim(1);
         let advantage = Tensor::from_slice(&rollout.advantage);
@@ -110,7 +109,7 @@ fn by_autograd(family: Family, learning: &Learning, temperature: f64, batch: &[R
             }
             Loss::Supervised => -logp,
         };
-        let value = (model.value(&hidden).unwrap().unwrap() - f64::from(rollout.reward.unwrap())).square();
+        let value = (of_completion(&values.unwrap()) - f64::from(rollout.reward.unwrap())).square();
         let entropy = -(all.exp() * &all).sum_dim_intlist(-1, false, Kind::Float);
         let each = policy + value * learning.value_coef - entropy * learning.entropy_coef;
         let mask = Tensor::from_slice(&rollout.mask);
@@ -118,7 +117,7 @@ fn by_autograd(family: Family, learning: &Learning, temperature: f64, batch: &[R
         loss.backward();
         total += loss.double_value(&[]);
     }
-    (values(sum.flat()), total)
+    (values(&flat.grad()), total)
 }
 
 #[test]
