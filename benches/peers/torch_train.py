@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """One step of policy gradient in plain PyTorch on a Hugging Face model, as people write it.
 
-Forward, log-probabilities of the response, loss = mean over tokens of -min(cap, exp(current - behavior)) [detached] * advantage * current,
-backward, clipping at norm 1, AdamW. Micro-batches add up to one step. Ways to lay the sequences out:
+Forward, log-probabilities of the response, loss = -min(cap, exp(current - behavior)) [detached] * advantage * current, added up over tokens
+and averaged over rollouts, backward, clipping at norm 1, AdamW. Micro-batches add up to one step. Ways to lay the sequences out:
 
   padded   --micro sequences, padded on the right; logits of the responses' span only, as TRL does
   sorted   the same, sorted by length first
@@ -36,14 +36,14 @@ class Step:
     model: Any
     cap: float
     cast: Callable[[], Any]
-    trained: int
+    rollouts: int
 
     def loss(self, logits: Any, targets: Any, behavior: Any, advantage: Any, mask: Any) -> float:
         """Adds a micro-batch's part of the gradient; returns its part of the loss."""
         logits = logits.float()
         current = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
         weight = (current.detach() - behavior).exp().clamp(max=self.cap)
-        loss = (-weight * advantage * current * mask).sum() / self.trained
+        loss = (-weight * advantage * current * mask).sum() / self.rollouts
         loss.backward()
         return float(loss.detach())
 
@@ -138,7 +138,7 @@ def main() -> None:
     rollouts = read_work(args.work)["rollouts"]
     trained = sum(len(rollout["tokens"]) for rollout in rollouts)
     cast = partial(torch.autocast, "cpu", dtype=torch.bfloat16) if args.dtype == "amp" else nullcontext
-    step = Step(torch, model, args.cap, cast, trained)
+    step = Step(torch, model, args.cap, cast, len(rollouts))
     by_length = sorted(rollouts, key=lambda rollout: len(rollout["tokens"]))
 
     def gradient(mode: str) -> Callable[[], float]:
