@@ -56,7 +56,13 @@ class Shapes:
 
 
 def running(requests: list[tuple[int, int]], slots: int) -> list[tuple[int, int]]:
-    """(sequences that run, tokens in their caches) at each decode step, for requests of (prompt, response) tokens."""
+    """(sequences that run, tokens in their caches) at each decode step, for requests of (prompt, response) tokens.
+
+    >>> running([(1, 2), (1, 1), (5, 1)], 2)
+    [(2, 2), (2, 7)]
+    >>> running([(1, 3), (1, 1)], 2)
+    [(2, 2), (1, 2), (1, 3)]
+    """
     waiting = list(reversed(requests))
     slot: list[tuple[int, int]] = []  # (tokens in the cache, tokens to come)
     steps = []
@@ -69,7 +75,11 @@ def running(requests: list[tuple[int, int]], slots: int) -> list[tuple[int, int]
 
 
 def between(known: dict[int, float], rows: float) -> float:
-    """Linear between the nearest two that are known; in proportion above the largest."""
+    """Linear between the nearest two that are known; in proportion above the largest.
+
+    >>> between({1: 1.0, 4: 4.0, 8: 4.0}, 2), between({1: 1.0, 4: 4.0, 8: 4.0}, 6), between({1: 1.0, 8: 4.0}, 16)
+    (2.0, 4.0, 8.0)
+    """
     below = max((r for r in known if r <= rows), default=min(known))
     above = min((r for r in known if r >= rows), default=None)
     if above is None:

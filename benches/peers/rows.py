@@ -216,7 +216,11 @@ def learning() -> Row:
 
 
 def reached(curve: list[list[float]]) -> Facts:
-    """Where the mean reward of a window first gets to the aim; nothing where it does not."""
+    """Where the mean reward of a window first gets to the aim; nothing where it does not.
+
+    >>> reached([[0.5 * i, 1.0] for i in range(12)]), reached([[0.0, 1.0]] * 9), reached([[0.0, 0.8]] * 20)
+    ({'reached_s': 4.5, 'reached_step': 10}, {}, {})
+    """
     for end in range(WINDOW, len(curve) + 1):
         if sum(reward for _, reward in curve[end - WINDOW : end]) >= AIM * WINDOW:
             return {"reached_s": curve[end - 1][0], "reached_step": end}

@@ -60,7 +60,11 @@ def target(line: Line) -> str:
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Three digits that count, as many as there are before the point."""
+    """Three digits that count, and all that stand before the point.
+
+    >>> number(12345.6), number(1.2345, "x"), number(0.0512), number(0.0), number(float("inf")), number(None)
+    ('12,346', '1.23x', '0.0512', '0', 'never', '')
+    """
     if value is None:
         return ""
     if math.isinf(value):
