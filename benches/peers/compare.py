@@ -24,8 +24,9 @@ Runs = dict[str, list[Facts]]
 
 
 def measure(row: Row, programs: Programs, quiet: float, repeats: int) -> Facts:
-    """All runs of a row's sides, its floor, and what was missing."""
-    missing: dict[str, str] = {}
+    """All runs of a row's sides, its floor, what is not there, and what tidegate does not know yet."""
+    missing: list[str] = []
+    refused: dict[str, str] = {}
     runs: Runs = {}
     sides: list[Side] = []
     try:
@@ -33,14 +34,14 @@ def measure(row: Row, programs: Programs, quiet: float, repeats: int) -> Facts:
             try:
                 sides.append(make())
             except Missing as why:
-                missing[str(why).split(":")[0]] = str(why)
+                missing.append(str(why))
         for turn in range(repeats):
             for side in list(sides):
                 waited = wait_quiet(quiet)
                 try:
                     facts = side.run()
-                except Missing as why:  # this version does not know what it is asked for
-                    missing[side.name] = str(why)
+                except Missing as why:
+                    refused[side.name] = str(why)
                     sides.remove(side)
                     side.close()
                     continue
@@ -51,7 +52,12 @@ def measure(row: Row, programs: Programs, quiet: float, repeats: int) -> Facts:
     finally:
         for side in sides:
             side.close()
-    return {"row": row.name, "when": time.strftime("%Y-%m-%d %H:%M"), "runs": runs, "missing": missing, "floor": floor, "differs": differs(row, runs)}
+    notes = {"missing": missing, "refused": refused, "differs": differs(row, runs)}
+    return {"row": row.name, "when": now(), "runs": runs, "floor": floor, **notes}
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
 
 
 def roofline(arguments: list[str]) -> Facts:
@@ -92,6 +98,7 @@ def line(figure: Figure, done: Facts | None) -> Facts:
     value = judged[figure.of]
     bounds = (figure.at_least is None or (value or 0.0) >= figure.at_least) and (figure.at_most is None or (value or 0.0) <= figure.at_most)
     aimed = figure.at_least is not None or figure.at_most is not None
+    same = not (done or {}).get("differs")
     shared = max((run.get("others_cores") or 0.0 for side in (figure.ours, figure.peer) for run in runs.get(side or "", [])), default=0.0)
     return {
         "figure": figure.title,
@@ -103,11 +110,11 @@ def line(figure: Figure, done: Facts | None) -> Facts:
         "ratio": value if figure.of in ("ratio", "sooner") else None,
         "at_least": figure.at_least,
         "at_most": figure.at_most,
-        "met": bounds if aimed and value is not None else None,
+        "met": bounds if aimed and value is not None and same else None,
         "floor": ceiling,
         "share": share,
         "others_cores": shared,
-        "same_work": not (done or {}).get("differs"),
+        "same_work": same,
     }
 
 
@@ -168,7 +175,7 @@ def main() -> None:
         check_python()
         programs = Programs(args.tidegate.resolve(), args.engine.resolve()) if args.tidegate and args.engine else Programs.build()
         for name in wanted(args, names):
-            if name in done and not args.again:
+            if name in done and not done[name].get("refused") and not args.again:
                 progress(row=name, kept=done[name]["when"])
                 continue
             record = measured(name, all_rows, programs, args)
@@ -186,19 +193,18 @@ def main() -> None:
 
 def measured(name: str, all_rows: dict[str, Row], programs: Programs, args: argparse.Namespace) -> dict[str, Any] | None:
     """None where it cannot be measured now; it is tried again the next time."""
-    when = time.strftime("%Y-%m-%d %H:%M")
     if name == "machine":
         out = subprocess.run([sys.executable, str(HERE / "machine.py"), "--wait-quiet", str(args.wait_quiet)], check=True, stdout=subprocess.PIPE, text=True).stdout
-        return {"row": name, "when": when, "machine": last_json(out)}
+        return {"row": name, "when": now(), "machine": last_json(out)}
     if name == "log":
         lines = log_lines()
-        return None if lines is None else {"row": name, "when": when, "lines": lines}
+        return None if lines is None else {"row": name, "when": now(), "lines": lines}
     try:
         record = measure(all_rows[name], programs, args.wait_quiet, args.repeats or all_rows[name].repeats)
     except (Missing, RuntimeError, OSError) as why:
         progress(row=name, failed=str(why))
         return None
-    for why in [*record["missing"].values(), *record["differs"]]:
+    for why in [*record["missing"], *record["refused"].values(), *record["differs"]]:
         progress(row=name, note=why)
     return record if record["runs"] else None
 
