@@ -31,6 +31,8 @@ pub struct Prompt {
     pub answer: String,
     /// The rest of the data set's row, as a JSON object, for rewards that want it; empty if there is none.
     pub meta: String,
+    /// Most tokens of an answer to it, where that is fewer than the run allows.
+    pub max_tokens: Option<u32>,
     /// Why it cannot be answered, where whoever read it has found that already: generators refuse it with these words.
     pub refused: Option<String>,
 }

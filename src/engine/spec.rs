@@ -3,6 +3,7 @@
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use serde::{Deserialize, Serialize};
+use tidegate_operators::record::Prompt;
 
 /// How rollouts are sampled (`[generate]`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +25,15 @@ pub struct Sampling {
     pub time_limit_s: f64,
     /// Whether rollouts cut at the length limit are left out of training.
     pub mask_truncated: bool,
+    /// Whether an end-of-sequence token is a token like any other: for measurements.
+    pub ignore_eos: bool,
+}
+
+impl Sampling {
+    /// Most tokens of an answer to `prompt`.
+    pub fn limit(&self, prompt: &Prompt) -> usize {
+        prompt.max_tokens.map_or(self.max_tokens, |own| self.max_tokens.min(own as usize))
+    }
 }
 
 impl Default for Sampling {
@@ -37,6 +47,7 @@ impl Default for Sampling {
             stop: Vec::new(),
             time_limit_s: 0.0,
             mask_truncated: false,
+            ignore_eos: false,
         }
     }
 }

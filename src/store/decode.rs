@@ -109,7 +109,8 @@ impl<'a> Columns<'a> {
                 tokens: self.ints("prompt_tokens", row)?,
                 answer: self.text("answer", row),
                 meta: self.text("meta", row),
-                // The status says it.
+                // Said by the tokens and by the status.
+                max_tokens: None,
                 refused: None,
             },
             admitted_ns: self.int("admitted_ns", row)?,

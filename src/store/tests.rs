@@ -42,6 +42,7 @@ fn small_step(step: u64) -> SealedStep {
             tokens: vec![5, 6, 7],
             answer: "5".to_owned(),
             meta: r#"{"level":1}"#.to_owned(),
+            max_tokens: None,
             refused: None,
         };
         let base = Group { number, due: step + 2, earlier: 4, oldest: 0, size: 2, generator: 1, prompt, admitted_ns: 1_000 };

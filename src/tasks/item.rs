@@ -15,6 +15,8 @@ pub struct Item {
     pub answer: String,
     /// The full worked answer, for supervised training; empty if there is none.
     pub completion: String,
+    /// Most tokens of an answer, if the row says.
+    pub max_tokens: Option<u32>,
     /// The rest of the row as a JSON object; empty if there is none.
     pub meta: String,
     /// Why there is nothing but an id: the row that it comes from is not as it must be. File, column and place are named.
@@ -24,7 +26,7 @@ pub struct Item {
 impl Item {
     /// The record that travels on the dataflow. `tokens` are the ids of `text`; `epoch` counts the full passes before.
     pub fn into_prompt(self, epoch: u32, tokens: Vec<u32>) -> Prompt {
-        let Item { id, task, text, answer, meta, refused, .. } = self;
-        Prompt { id, epoch, task, text, tokens, answer, meta, refused }
+        let Item { id, task, text, answer, max_tokens, meta, refused, .. } = self;
+        Prompt { id, epoch, task, text, tokens, answer, meta, max_tokens, refused }
     }
 }

@@ -6,6 +6,7 @@
 //! | answer | `data.answer`; else the first that is not null of `answer`, `ground_truth`, `reward_model.ground_truth` (verl), `solution` (TRL): text, a number, `true` or `false` |
 //! | task | `task`, else `data_source` (verl), else `data.task` |
 //! | completion | `completion`: text, or a list of messages (TRL); for supervised pairs only |
+//! | most tokens of an answer | `max_tokens`: a number from 1, where it is below `generate.max_tokens` |
 //! | meta | all other columns, as a JSON object |
 //!
 //! Messages become text by the model's chat template; without one, by joining their contents with newlines.
@@ -119,8 +120,9 @@ impl Reader<'_> {
         let answer = self.answer(&mut fields)?;
         let task = self.task(&mut fields)?;
         let completion = self.completion(&mut fields)?;
+        let max_tokens = max_tokens(&mut fields)?;
         let meta = if fields.is_empty() { String::new() } else { Value::Object(fields).to_string() };
-        Ok(Item { id, task, text, answer, completion, meta, refused: None })
+        Ok(Item { id, task, text, answer, completion, max_tokens, meta, refused: None })
     }
 
     fn prompt(&self, fields: &mut Map<String, Value>) -> Result<String, Refused> {
@@ -240,6 +242,18 @@ fn answer_text(column: &str, value: &Value) -> Result<String, Refused> {
     }
 }
 
+/// The row's own limit on the tokens of an answer.
+fn max_tokens(fields: &mut Map<String, Value>) -> Result<Option<u32>, Refused> {
+    let column = "max_tokens";
+    match fields.remove(column) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0) {
+            Some(limit) => Ok(Some(limit)),
+            None => refuse(column, format!("found {}, expected a whole number from 1", described(&value))),
+        },
+    }
+}
+
 fn check_messages(column: &str, messages: &[Value]) -> Result<(), Refused> {
     if messages.is_empty() {
         return refuse(column, "the list of messages is empty");
@@ -318,13 +332,14 @@ mod tests {
 
     #[test]
     fn plain_rows() {
-        let found = item(&spec(), json!({"prompt": "1+1=", "answer": "2", "task": "sums", "level": 3}));
+        let found = item(&spec(), json!({"prompt": "1+1=", "answer": "2", "task": "sums", "level": 3, "max_tokens": 5}));
         let expected = Item {
             id: 0,
             task: "sums".into(),
             text: "1+1=".into(),
             answer: "2".into(),
             completion: String::new(),
+            max_tokens: Some(5),
             meta: r#"{"level":3}"#.into(),
             refused: None,
         };
@@ -403,6 +418,11 @@ mod tests {
                 json!({"prompt": "?", "answer": 12_345_678_901_234_567_890_123.0}),
                 "answer: line 2: the number 1.2345678901234568e+22 has lost digits: write it as text",
             ),
+            (
+                json!({"prompt": "?", "max_tokens": 0}),
+                "max_tokens: line 2: found the number 0, expected a whole number from 1",
+            ),
+            (json!({"prompt": "?", "max_tokens": 1.5}), "max_tokens: line 2: found the number 1.5, expected a whole"),
             (json!({"prompt": "?", "task": 1}), "task: line 2: found the number 1, expected the task's name"),
             (json!({"prompt": "?", "completion": 1}), "completion: line 2: found the number 1, expected text"),
         ];

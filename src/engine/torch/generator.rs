@@ -266,14 +266,14 @@ impl TorchGenerator {
 /// Whether the token just sampled is the last one, and why.
 fn stop(sequence: &Sequence, settings: &Settings) -> Option<Stop> {
     let (rollout, sampling) = (&sequence.rollout, &settings.sampling);
-    if settings.eos.contains(&sequence.input) {
+    if !sampling.ignore_eos && settings.eos.contains(&sequence.input) {
         return Some(Stop::Eos);
     }
     if ends_with_stop_string(&rollout.tokens, sampling, &settings.decode) {
         return Some(Stop::StopString);
     }
     // The sampled token's own position is free as long as it is below max_len.
-    if rollout.tokens.len() >= sampling.max_tokens || sequence.position + 1 >= settings.max_len {
+    if rollout.tokens.len() >= sampling.limit(&rollout.group.prompt) || sequence.position + 1 >= settings.max_len {
         return Some(Stop::Length);
     }
     let limit_ns = sampling.time_limit_s * 1e9;

@@ -239,6 +239,10 @@ fn an_end_token_ends_a_rollout_and_is_its_last() {
     // At the limit too it is the end token that ended it.
     let rollout = only(Settings { eos: vec![free.tokens[0]], ..settings(sampling(1, 1)) }, group(0, 1, &[5, 6]));
     assert_eq!(rollout.stop, Stop::Eos);
+    // Ignored, it is a token like any other.
+    let sampling = Sampling { ignore_eos: true, ..sampling(1, 8) };
+    let rollout = only(Settings { eos: vec![free.tokens[0]], ..settings(sampling) }, group(0, 1, &[5, 6]));
+    assert_eq!((rollout.stop, rollout.tokens), (Stop::Length, free.tokens));
 }
 
 #[test]
@@ -297,6 +301,13 @@ fn limits_cut_and_may_mask() {
     for prompt in [1, 29, 31] {
         let rollout = only(settings(sampling(1, 100)), group(0, 1, &vec![5; prompt]));
         assert_eq!((rollout.stop, rollout.tokens.len()), (Stop::Length, 32 - prompt));
+    }
+    // A prompt's own limit counts where it is the lower one.
+    for (own, tokens) in [(2, 2), (9, 3)] {
+        let mut group = group(0, 1, &[5, 6]);
+        Arc::make_mut(&mut group).prompt.max_tokens = Some(own);
+        let rollout = only(settings(sampling(1, 3)), group);
+        assert_eq!((rollout.stop, rollout.tokens.len()), (Stop::Length, tokens));
     }
     let hurried = Sampling { time_limit_s: 1e-9, mask_truncated: true, ..sampling(1, 9) };
     let rollout = only(settings(hurried), group(0, 1, &[5, 6]));

@@ -133,11 +133,11 @@ impl Draw {
 
     fn stop(&self, rollout: &Rollout, now: i64) -> Option<Stop> {
         let limit_ns = self.sampling.time_limit_s * 1e9;
-        if rollout.tokens.last() == Some(&EOS) {
+        if !self.sampling.ignore_eos && rollout.tokens.last() == Some(&EOS) {
             Some(Stop::Eos)
         } else if self.sampling.stop.iter().any(|s| rollout.text.ends_with(s.as_str())) {
             Some(Stop::StopString)
-        } else if rollout.tokens.len() >= self.sampling.max_tokens {
+        } else if rollout.tokens.len() >= self.sampling.limit(&rollout.group.prompt) {
             Some(Stop::Length)
         } else if limit_ns > 0.0 && (now - rollout.started_ns) as f64 > limit_ns {
             Some(Stop::Time)

@@ -121,7 +121,7 @@ prop_compose! {
     ) -> Arc<Group> {
         let [number, due, earlier, oldest, id] = numbers;
         let [task, text, answer, meta] = texts;
-        let prompt = Prompt { id, epoch, task, text, tokens, answer, meta, refused: None };
+        let prompt = Prompt { id, epoch, task, text, tokens, answer, meta, max_tokens: None, refused: None };
         Arc::new(Group { number, due, earlier, oldest, size, generator, prompt, admitted_ns })
     }
 }
