@@ -8,6 +8,7 @@ use crate::engine::torch::device;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::learner::TorchLearner;
 use crate::engine::torch::policy::Policy;
+use crate::engine::torch::rope::RopeScaling;
 use crate::error::{Error, Result};
 use crate::jobs::data::Data;
 use crate::jobs::encode::Encoder;
@@ -198,6 +199,7 @@ fn start(spec: &SftSpec, from: &Path) -> Result<Policy> {
     }
     let config = Config {
         family: Family::Qwen2,
+        rope_scaling: RopeScaling::None,
         vocab_size: (SPECIAL.len() + m.alphabet.chars().count()) as i64,
         hidden_size: m.hidden_size,
         intermediate_size: m.intermediate_size,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::torch::config::{Family, tests::tiny};
 use crate::engine::torch::model::Model;
+use crate::engine::torch::rope::RopeScaling;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -50,7 +51,7 @@ fn init_is_normal_and_repeats() {
 #[test]
 fn what_is_saved_loads_the_same() {
     let base = tempfile::tempdir().unwrap();
-    for family in [Family::Llama, Family::Qwen2] {
+    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
         let (config, folder, other) = (tiny(family), base.path().join("m"), base.path().join("n"));
         let layout = Layout::of(&config, ValueHead::Present);
         let flat = spread(&layout, 3);
@@ -252,20 +253,24 @@ fn shards_are_files_of_the_folder() {
 #[test]
 fn logits_are_those_of_transformers() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/golden/logits");
-    for (family, vocab) in [("llama", 48), ("qwen2", 40)] {
-        let folder = golden.join(family);
-        let Loaded { config, layout, flat, .. } = load(&folder, ValueHead::None).unwrap();
+    for name in ["llama", "qwen2", "qwen2.5", "qwen3", "llama3", "linear"] {
+        let folder = golden.join(name);
+        let Loaded { config, layout, flat, notes, .. } = load(&folder, ValueHead::None).unwrap();
+        assert_eq!(notes, [""; 0], "{name}");
         let model = Model::new(&config, &layout, layout.views(&flat).unwrap()).unwrap();
         let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(folder.join("logits.json")).unwrap()).unwrap();
-        assert_eq!(rows.len(), 3);
+        assert_eq!(rows.len(), if config.max_position_embeddings == 64 { 3 } else { 1 });
         for row in rows {
             let tokens: Vec<i64> = serde_json::from_value(row["tokens"].clone()).unwrap();
             let right: Vec<Vec<f32>> = serde_json::from_value(row["logits"].clone()).unwrap();
+            // Of a long sequence only the last ones are kept.
+            let (from, length) = (row["from"].as_i64().unwrap_or(0), tokens.len() as i64);
             let hidden = model.hidden(&Tensor::from_slice(&tokens).unsqueeze(0)).unwrap();
-            let ours = model.logits(&hidden).unwrap().squeeze_dim(0);
+            let ours = model.logits(&hidden).unwrap().squeeze_dim(0).narrow(0, from, length - from);
             let right = Tensor::from_slice2(&right);
-            assert_eq!(right.size(), [tokens.len() as i64, vocab]);
-            assert!((ours - right).abs().max().double_value(&[]) < 1e-4);
+            assert_eq!(right.size(), [length - from, config.vocab_size]);
+            let far = (ours - right).abs().max().double_value(&[]);
+            assert!(far < 1e-4, "{name}: {far}");
         }
     }
 }
@@ -274,14 +279,28 @@ fn logits_are_those_of_transformers() {
 /// transformers makes of the folders, which are kept where the variable says.
 #[test]
 fn saved_folders_keep_their_logits() {
-    const TOKENS: [i64; 6] = [3, 14, 15, 9, 2, 6];
+    const TOKENS: [i64; 24] = [3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 43, 38, 32, 7, 9, 5, 0, 28];
     let temporary = tempfile::tempdir().unwrap();
     let kept = std::env::var_os("TIDEGATE_KEEP_SAVED").map(PathBuf::from);
     let base = kept.unwrap_or_else(|| temporary.path().to_owned());
     fs::create_dir_all(&base).unwrap();
     let mut biased = Config { attention_bias: true, mlp_bias: true, rope_theta: 1e6, ..tiny(Family::Llama) };
     biased.head_dim = 16;
-    for (name, config) in [("llama", tiny(Family::Llama)), ("llama-biased", biased), ("qwen2", tiny(Family::Qwen2))] {
+    let llama3 = RopeScaling::Llama3 {
+        factor: 4.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 3.0,
+        original_max_position_embeddings: 20,
+    };
+    for (name, config) in [
+        ("llama", tiny(Family::Llama)),
+        ("llama-biased", biased),
+        ("llama3", Config { rope_scaling: llama3, rope_theta: 100.0, ..tiny(Family::Llama) }),
+        ("linear", Config { rope_scaling: RopeScaling::Linear { factor: 2.5 }, ..tiny(Family::Qwen2) }),
+        ("qwen2", tiny(Family::Qwen2)),
+        ("qwen3", tiny(Family::Qwen3)),
+        ("qwen3-biased", Config { attention_bias: true, tie_word_embeddings: true, ..tiny(Family::Qwen3) }),
+    ] {
         let layout = Layout::of(&config, ValueHead::Present);
         let logits = |flat: &Tensor| {
             let model = Model::new(&config, &layout, layout.views(flat).unwrap()).unwrap();

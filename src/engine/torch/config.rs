@@ -4,6 +4,7 @@
 
 use crate::engine::text_file;
 use crate::engine::torch::keys::{Keys, refuse_unsupported, unknown};
+use crate::engine::torch::rope::RopeScaling;
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -17,6 +18,8 @@ pub enum Family {
     Llama,
     /// Llama with biases on queries, keys and values.
     Qwen2,
+    /// Llama with a norm on each head's queries and keys.
+    Qwen3,
 }
 
 impl Family {
@@ -24,6 +27,7 @@ impl Family {
         match self {
             Family::Llama => "llama",
             Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
         }
     }
 
@@ -31,6 +35,7 @@ impl Family {
         match self {
             Family::Llama => "LlamaForCausalLM",
             Family::Qwen2 => "Qwen2ForCausalLM",
+            Family::Qwen3 => "Qwen3ForCausalLM",
         }
     }
 }
@@ -51,10 +56,12 @@ pub struct Config {
     pub max_position_embeddings: i64,
     pub rms_norm_eps: f64,
     pub rope_theta: f64,
+    pub rope_scaling: RopeScaling,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: bool,
-    /// Llama only: biases on the attention's, or the MLP's, projections.
+    /// Biases on all four of the attention's projections (llama and qwen3; qwen2 always has those on the first three).
     pub attention_bias: bool,
+    /// Llama only: biases on the MLP's projections.
     pub mlp_bias: bool,
     /// Ids that end a sequence; may be none.
     pub eos_token_id: Vec<u32>,
@@ -115,7 +122,8 @@ impl Config {
         let family = match keys.get("model_type").and_then(Value::as_str) {
             Some("llama") => Family::Llama,
             Some("qwen2") => Family::Qwen2,
-            _ => return Err(keys.refuse("model_type", "supported are \"llama\" and \"qwen2\"")),
+            Some("qwen3") => Family::Qwen3,
+            _ => return Err(keys.refuse("model_type", "supported are \"llama\", \"qwen2\" and \"qwen3\"")),
         };
         refuse_unsupported(keys, family)?;
         let hidden_size = keys.size("hidden_size", 1 << 20)?;
@@ -130,12 +138,13 @@ impl Config {
             num_hidden_layers: keys.size("num_hidden_layers", 1 << 12)?,
             num_attention_heads: heads,
             num_key_value_heads: keys.size_or("num_key_value_heads", 1 << 14, heads)?,
-            head_dim: keys.size_or("head_dim", 1 << 14, hidden_size / heads)?,
+            head_dim: keys.size_or("head_dim", 1 << 14, if family == Family::Qwen3 { 128 } else { hidden_size / heads })?,
             max_position_embeddings: keys.size("max_position_embeddings", 1 << 21)?,
             rms_norm_eps: keys.number_or("rms_norm_eps", 1e-6)?,
             rope_theta: rope_theta(keys)?,
+            rope_scaling: RopeScaling::of(keys)?,
             tie_word_embeddings: keys.flag_or("tie_word_embeddings", false)?,
-            attention_bias: family == Family::Llama && keys.flag_or("attention_bias", false)?,
+            attention_bias: family != Family::Qwen2 && keys.flag_or("attention_bias", false)?,
             mlp_bias: family == Family::Llama && keys.flag_or("mlp_bias", false)?,
             eos_token_id: keys.ids("eos_token_id", vocab_size)?,
             bos_token_id: one_id("bos_token_id")?,
@@ -144,7 +153,7 @@ impl Config {
         if config.num_attention_heads % config.num_key_value_heads != 0 {
             return Err(keys.refuse("num_key_value_heads", &format!("it must divide num_attention_heads = {heads}")));
         }
-        if keys.get("head_dim").is_none() && hidden_size % heads != 0 {
+        if keys.get("head_dim").is_none() && family != Family::Qwen3 && hidden_size % heads != 0 {
             let why = format!("num_attention_heads = {heads} must divide it where there is no head_dim");
             return Err(keys.refuse("hidden_size", &why));
         }
@@ -156,6 +165,9 @@ impl Config {
 
     /// The `config.json` that transformers loads.
     pub fn to_json(&self) -> Value {
+        let mut rope = self.rope_scaling.to_json();
+        let scaling = if self.rope_scaling == RopeScaling::None { Value::Null } else { json!(rope) };
+        rope.insert("rope_theta".to_owned(), json!(self.rope_theta));
         let mut json = json!({
             "architectures": [self.family.architecture()],
             "model_type": self.family.model_type(),
@@ -168,9 +180,9 @@ impl Config {
             "head_dim": self.head_dim,
             "max_position_embeddings": self.max_position_embeddings,
             "rms_norm_eps": self.rms_norm_eps,
-            // Transformers 4 reads the first, 5 the second.
+            // Transformers 4 reads the first (and `rope_scaling`), 5 the second.
             "rope_theta": self.rope_theta,
-            "rope_parameters": { "rope_type": "default", "rope_theta": self.rope_theta },
+            "rope_parameters": rope,
             "tie_word_embeddings": self.tie_word_embeddings,
             "hidden_act": "silu",
             "eos_token_id": match self.eos_token_id.as_slice() { [] => Value::Null, [id] => json!(id), ids => json!(ids) },
@@ -179,9 +191,14 @@ impl Config {
             "dtype": "float32",
             "torch_dtype": "float32",
         });
-        if self.family == Family::Llama {
+        if self.family != Family::Qwen2 {
             json["attention_bias"] = json!(self.attention_bias);
+        }
+        if self.family == Family::Llama {
             json["mlp_bias"] = json!(self.mlp_bias);
+        }
+        if !scaling.is_null() {
+            json["rope_scaling"] = scaling;
         }
         json
     }
@@ -213,6 +230,7 @@ pub(crate) mod tests {
             max_position_embeddings: 64,
             rms_norm_eps: 1e-6,
             rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
             tie_word_embeddings: family == Family::Qwen2,
             attention_bias: false,
             mlp_bias: false,
@@ -233,8 +251,18 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        for family in [Family::Llama, Family::Qwen2] {
-            let config = tiny(family);
+        let factors = (8.0, 1.0, 4.0, 8192);
+        let (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings) = factors;
+        let llama3 = RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings };
+        let configs = [
+            tiny(Family::Llama),
+            tiny(Family::Qwen2),
+            tiny(Family::Qwen3),
+            Config { attention_bias: true, ..tiny(Family::Qwen3) },
+            Config { rope_scaling: llama3, rope_theta: 5e5, ..tiny(Family::Llama) },
+            Config { rope_scaling: RopeScaling::Linear { factor: 2.0 }, ..tiny(Family::Qwen2) },
+        ];
+        for config in configs {
             assert_eq!(Config::parse(&config.to_json().to_string(), Path::new("x")).unwrap(), config);
         }
     }
@@ -273,6 +301,7 @@ pub(crate) mod tests {
             ("sliding_window", json!(4096)),
             ("dtype", json!("float8_e4m3fn")),
             ("torch_dtype", json!("int8")),
+            ("rope_scaling", json!({"rope_type": "linear", "factor": -1})),
             ("num_hidden_layers", json!(1_000_000)),
             ("vocab_size", json!(2_000_000_000)),
             ("hidden_size", json!(33)),
@@ -312,6 +341,9 @@ pub(crate) mod tests {
         assert!(found.len() == 1 && found[0].contains("config.json: not looked at: alpha, zeta; "), "{found:?}");
         let found = notes(Family::Qwen2, json!({"attention_bias": false}));
         assert!(found.len() == 1 && found[0].contains("not looked at: attention_bias; "), "{found:?}");
+        assert_eq!(notes(Family::Qwen3, json!({"sliding_window": 4096, "attention_bias": true})), [""; 0]);
+        let found = notes(Family::Qwen3, json!({"mlp_bias": false}));
+        assert!(found.len() == 1 && found[0].contains("not looked at: mlp_bias; "), "{found:?}");
         let found = notes(Family::Llama, json!({"eos_token_id": null}));
         assert!(found.len() == 1 && found[0].contains("no eos_token_id: "), "{found:?}");
     }

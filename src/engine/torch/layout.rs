@@ -44,7 +44,7 @@ impl Layout {
         let (d, head) = (config.hidden_size, config.head_dim);
         layout.push("model.embed_tokens.weight", &[config.vocab_size, d]);
         let (qkv_bias, o_bias) = match config.family {
-            Family::Llama => (config.attention_bias, config.attention_bias),
+            Family::Llama | Family::Qwen3 => (config.attention_bias, config.attention_bias),
             Family::Qwen2 => (true, false),
         };
         for l in 0..config.num_hidden_layers {
@@ -55,6 +55,10 @@ impl Layout {
             layout.linear(&at("self_attn.k_proj"), kv_heads, d, qkv_bias);
             layout.linear(&at("self_attn.v_proj"), kv_heads, d, qkv_bias);
             layout.linear(&at("self_attn.o_proj"), d, heads, o_bias);
+            if config.family == Family::Qwen3 {
+                layout.push(&at("self_attn.q_norm.weight"), &[head]);
+                layout.push(&at("self_attn.k_norm.weight"), &[head]);
+            }
             layout.push(&at("post_attention_layernorm.weight"), &[d]);
             layout.linear(&at("mlp.gate_proj"), config.intermediate_size, d, config.mlp_bias);
             layout.linear(&at("mlp.up_proj"), config.intermediate_size, d, config.mlp_bias);
@@ -136,11 +140,15 @@ mod tests {
         let names = |family| -> Vec<String> {
             Layout::of(&tiny(family), ValueHead::None).entries.into_iter().map(|entry| entry.name).collect()
         };
-        let (llama, qwen) = (names(Family::Llama), names(Family::Qwen2));
+        let (llama, qwen, qwen3) = (names(Family::Llama), names(Family::Qwen2), names(Family::Qwen3));
         assert!(llama.contains(&"lm_head.weight".to_owned()) && !qwen.contains(&"lm_head.weight".to_owned()));
         assert!(qwen.contains(&"model.layers.1.self_attn.k_proj.bias".to_owned()));
         assert!(!qwen.contains(&"model.layers.1.self_attn.o_proj.bias".to_owned()));
         assert_eq!((llama.len(), qwen.len()), (1 + 2 * 9 + 2, 1 + 2 * 12 + 1));
+        assert_eq!(qwen3.len(), 1 + 2 * 11 + 2);
+        assert_eq!(qwen3[6..8], ["model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.k_norm.weight"]);
+        let biased = Config { attention_bias: true, ..tiny(Family::Qwen3) };
+        assert_eq!(Layout::of(&biased, ValueHead::None).entries.len(), 1 + 2 * 15 + 2);
         let biased = Config { attention_bias: true, mlp_bias: true, ..tiny(Family::Llama) };
         assert_eq!(Layout::of(&biased, ValueHead::None).entries.len(), 1 + 2 * 16 + 2);
     }

@@ -1,6 +1,6 @@
 //! The torch engine: the only folder that names tch.
 //!
-//! * [`config`] what a model is (`keys` of its file), [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
+//! * [`config`] what a model is (`keys` of its file, [`rope`] of its positions), [`layout`] where its tensors lie in one flat buffer, [`model`] its forward passes;
 //! * [`policy`] all of a model in one hand: what jobs hold;
 //! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
 //! * [`generator`] samples, over [`cache`];
@@ -10,6 +10,8 @@
 
 pub mod cache;
 pub mod checkpoint;
+#[cfg(test)]
+mod compare_tests;
 pub mod config;
 pub mod device;
 pub mod engine;
@@ -26,6 +28,7 @@ pub mod moments;
 pub mod optimizer;
 pub mod pack;
 pub mod policy;
+pub mod rope;
 pub mod weights;
 
 use crate::error::Error;

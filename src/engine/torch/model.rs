@@ -28,6 +28,9 @@ struct Layer {
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Linear,
+    /// Norms of each head's queries and keys, for the families that have them.
+    q_norm: Option<Tensor>,
+    k_norm: Option<Tensor>,
     o_proj: Linear,
     post_attention_layernorm: Tensor,
     gate_proj: Linear,
@@ -50,6 +53,7 @@ impl Rotary {
         let half = config.head_dim / 2;
         let exponents = Tensor::f_arange(half, options)?.f_mul_scalar(2.0)?.f_div_scalar(config.head_dim as f64)?;
         let frequencies = Tensor::f_scalar_tensor(config.rope_theta, options)?.f_pow(&exponents)?.f_reciprocal()?;
+        let frequencies = config.rope_scaling.apply(&frequencies)?;
         let positions = Tensor::f_arange(config.max_position_embeddings, options)?.f_unsqueeze(1)?;
         let angles = positions.f_mul(&frequencies)?;
         let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
@@ -180,8 +184,10 @@ impl Model {
         let mut x = Tensor::f_embedding(&self.embed_tokens, tokens, -1, false, false)?;
         for (l, layer) in self.layers.iter().enumerate() {
             let y = self.normalise(&x, &layer.input_layernorm)?;
-            let q = rotary.rotate(&heads(layer.q_proj.of(&y)?)?)?.f_transpose(1, 2)?;
-            let k = rotary.rotate(&heads(layer.k_proj.of(&y)?)?)?.f_transpose(1, 2)?;
+            let q =
+                rotary.rotate(&self.per_head(heads(layer.q_proj.of(&y)?)?, layer.q_norm.as_ref())?)?.f_transpose(1, 2)?;
+            let k =
+                rotary.rotate(&self.per_head(heads(layer.k_proj.of(&y)?)?, layer.k_norm.as_ref())?)?.f_transpose(1, 2)?;
             let v = heads(layer.v_proj.of(&y)?)?.f_transpose(1, 2)?;
             keep(l, &k, &v)?;
             let y = Tensor::f_scaled_dot_product_attention::<Tensor>(&q, &k, &v, None, 0.0, true, None, grouped)?;
@@ -204,8 +210,8 @@ impl Model {
         let mut x = Tensor::f_embedding(&self.embed_tokens, tokens, -1, false, false)?;
         for (l, layer) in self.layers.iter().enumerate() {
             let y = self.normalise(&x, &layer.input_layernorm)?;
-            let q = rotary.rotate(&heads(layer.q_proj.of(&y)?)?)?;
-            let k = rotary.rotate(&heads(layer.k_proj.of(&y)?)?)?;
+            let q = rotary.rotate(&self.per_head(heads(layer.q_proj.of(&y)?)?, layer.q_norm.as_ref())?)?;
+            let k = rotary.rotate(&self.per_head(heads(layer.k_proj.of(&y)?)?, layer.k_norm.as_ref())?)?;
             let (keys, values) = cache.extend(l, &k, &heads(layer.v_proj.of(&y)?)?)?;
             // The query heads that share a key head stand as so many query rows: no key is repeated.
             let q = q.f_view([b, kv_heads, -1, head_dim])?;
@@ -239,9 +245,17 @@ impl Model {
         layer.down_proj.of(&layer.gate_proj.of(&y)?.f_silu()?.f_mul(&layer.up_proj.of(&y)?)?)
     }
 
-    /// `x / rms(x) * weight`, computed in f32 (Zhang & Sennrich 2019, arXiv 1910.07467).
+    /// Queries or keys `[.., head_dim]` after their norm, where the family has one.
+    fn per_head(&self, x: Tensor, norm: Option<&Tensor>) -> Result<Tensor> {
+        match norm {
+            Some(weight) => self.normalise(&x, weight),
+            None => Ok(x),
+        }
+    }
+
+    /// `x / rms(x) * weight` over the last dimension, computed in f32 (Zhang & Sennrich 2019, arXiv 1910.07467).
     fn normalise(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        let y = x.f_to_kind(Kind::Float)?.f_rms_norm::<Tensor>([self.config.hidden_size], None, self.config.rms_norm_eps)?;
+        let y = x.f_to_kind(Kind::Float)?.f_rms_norm::<Tensor>(weight.size(), None, self.config.rms_norm_eps)?;
         Ok(y.f_to_kind(x.f_kind()?)?.f_mul(weight)?)
     }
 }
@@ -270,6 +284,8 @@ impl Named<'_> {
             q_proj: self.linear(&at("self_attn.q_proj"))?,
             k_proj: self.linear(&at("self_attn.k_proj"))?,
             v_proj: self.linear(&at("self_attn.v_proj"))?,
+            q_norm: self.tensors.remove(at("self_attn.q_norm.weight").as_str()),
+            k_norm: self.tensors.remove(at("self_attn.k_norm.weight").as_str()),
             o_proj: self.linear(&at("self_attn.o_proj"))?,
             post_attention_layernorm: self.take(&at("post_attention_layernorm.weight"))?,
             gate_proj: self.linear(&at("mlp.gate_proj"))?,
@@ -295,7 +311,7 @@ mod tests {
     fn families() -> Vec<Config> {
         let mut biased = tiny(Family::Llama);
         (biased.attention_bias, biased.mlp_bias, biased.num_key_value_heads) = (true, true, 4);
-        vec![tiny(Family::Llama), tiny(Family::Qwen2), biased]
+        vec![tiny(Family::Llama), tiny(Family::Qwen2), tiny(Family::Qwen3), biased]
     }
 
     fn far(a: &Tensor, b: &Tensor) -> f64 {
