@@ -8,6 +8,7 @@ so that this can be broken off; the table is of what is in the file. Run it by `
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -119,7 +120,8 @@ def line(figure: Figure, done: Facts | None) -> Facts:
 
 
 def over(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+    """Nothing where a side was not measured, or neither ever got there."""
+    return a / b if a is not None and b and not (math.isinf(a) and math.isinf(b)) else None
 
 
 def read(path: Path) -> dict[str, Facts]:

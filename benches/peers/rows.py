@@ -259,7 +259,7 @@ def start() -> Row:
 
     def sides(programs: Programs) -> list[Making]:
         folder = have("tiny")
-        path = work.write(scratch() / "start.json", work.decode(folder, 1, 16, 1))
+        path = work.write(scratch() / "start.json", work.decode(folder, 1, 16, 16))
         arguments = [str(folder), str(path), "--slots", "1", "--repeats", "1"]
 
         def peer(name: str, environment: str, script: str) -> Side:
