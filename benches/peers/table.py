@@ -40,7 +40,7 @@ def row(line: Line) -> tuple[str, ...]:
     met = line.get("met")
     return (
         title + marks.replace("*", "\\*"),
-        NOTHING if line.get("tidegate") is None else f"{number(line['tidegate'])} {unit}",
+        NOTHING if line.get("tidegate") is None else f"{number(line['tidegate'])} {unit}".replace("never " + unit, "never"),
         "" if name is None and not peer else f"{peer or NOTHING} {f'({name})' if name else ''}".strip(),
         number(line.get("ratio"), "x"),
         target(line),
