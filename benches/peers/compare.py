@@ -132,12 +132,13 @@ def read(path: Path) -> dict[str, Facts]:
 
 
 def log_lines() -> list[Facts] | None:
-    """What benches/peers/log.py tells: a line of the table each."""
+    """What log.py tells, a line of the table each; tidegate is to take no more of anything than the peer."""
     script = HERE / "log.py"
     if not script.exists():
         return None
     done = subprocess.run([sys.executable, str(script)], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    lines = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    return [{"of": "ratio", "at_most": 1.0, "met": line["ratio"] <= 1.0, **line} if line.get("ratio") is not None else line for line in lines]
 
 
 def parse() -> argparse.Namespace:

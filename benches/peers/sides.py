@@ -150,8 +150,8 @@ class Run:
             run, path = Path(folder) / "run", Path(folder) / "spec.toml"
             keys = {**self.keys(self.runs), "output": str(run)}
             self.runs += 1
-            path.write_text(specification({} if self.base else keys))
-            sets = [word for line in specification(keys).splitlines() for word in ("--set", line)] if self.base else []
+            path.write_text(as_toml({} if self.base else keys))
+            sets = [word for line in as_toml(keys).splitlines() for word in ("--set", line)] if self.base else []
             out, measured = run_once([str(self.program), "run", str(self.base or path), *sets, "--json"], self.threads)
             return {**measured, **told(run, last_json(out))}
 
@@ -159,7 +159,7 @@ class Run:
         pass
 
 
-def specification(keys: Facts) -> str:
+def as_toml(keys: Facts) -> str:
     """A TOML file of dotted keys; texts, numbers, booleans and lists of them look in TOML as they do in JSON."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
 
