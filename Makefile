@@ -6,7 +6,8 @@ CARGO  ?= cargo
 # What the CPU half of libtorch links to; with all of torch's own dependencies beside it the same build serves CUDA.
 CUDA_LIBRARIES := nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
 TEST_PACKAGES  := pyarrow==26.0.1 duckdb==2.0.1
-PEER_PACKAGES  := torch==$(TORCH) transformers==5.24.0 safetensors numpy
+# A Python 3.12 for vLLM, which is left out of comparisons without one.
+PYTHON312 ?= python3.12
 
 # Everything goes to folders of this checkout, so pip's warnings about a shared one are noise.
 export PIP_ROOT_USER_ACTION := ignore
@@ -90,17 +91,34 @@ test: libtorch .pydeps ## all tests that need nothing but this machine
 fuzz: libtorch ## damage files for ten minutes a reader (FUZZ_SECONDS) and look for panics and memory without bound
 	TIDEGATE_FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(CARGO) test --test fuzz -- --nocapture
 
-.peers: | python
+# What tidegate is compared with.
+.peers: benches/peers/requirements.txt | python
 	@rm -rf .peers && $(PYTHON) -m venv .peers
-	.peers/bin/python -m pip install --quiet $(PEER_PACKAGES) || { rm -rf .peers; $(call fail,pip could not fetch $(PEER_PACKAGES)); }
+	.peers/bin/python -m pip install --quiet -r $< || { rm -rf .peers; $(call fail,pip could not fetch what $< names); }
 	@touch .peers
+
+.peers-vllm: benches/peers/requirements-vllm.txt
+	@if ! $(PYTHON312) -c 'import venv' 2>/dev/null; then \
+	  echo "vLLM is left out of comparisons: no Python 3.12 here (name one: make PYTHON312=/path/to/python3.12)"; exit 0; fi; \
+	rm -rf .peers-vllm && $(PYTHON312) -m venv .peers-vllm && .peers-vllm/bin/python -m pip install --quiet --no-deps -r $< \
+	  || { rm -rf .peers-vllm; $(call fail,pip could not fetch what $< names); }; touch .peers-vllm
+
+PEER_MODELS := .peers-models/tiny .peers-models/smol_f32 .peers-models/smol_bf16
+.peers-models/tiny: | .peers
+	.peers/bin/python benches/peers/make_tiny.py $@ || { rm -rf $@; exit 1; }
+.peers-models/smol_%: | .peers
+	.peers/bin/python benches/peers/fetch_smollm2.py $@ --dtype $* || { rm -rf $@; exit 1; }
+
+.PHONY: peers
+peers: .peers .peers-vllm $(PEER_MODELS) ## fetch what tidegate is compared with: transformers, TRL, vLLM, two models (12 GB)
 
 SAVED := $(CURDIR)/target/saved
 .PHONY: test-peers
-test-peers: libtorch .peers ## compare with transformers (fetches 5 GB into .peers)
+test-peers: libtorch .peers ## compare with transformers (fetches 6 GB into .peers)
 	@rm -rf '$(SAVED)'
 	TIDEGATE_KEEP_SAVED='$(SAVED)' $(CARGO) test --lib saved_folders
 	.peers/bin/python tests/peers/check_saved.py '$(SAVED)'/*
+	.peers/bin/python -m doctest benches/peers/common.py benches/peers/roofline.py benches/peers/rows.py benches/peers/table.py
 
 .PHONY: test-cuda
 test-cuda: libtorch ## what only a CUDA device can show (needs libtorch with CUDA: LIBTORCH, or torch in Python)
@@ -113,8 +131,13 @@ soak: libtorch ## kill and resume runs KILLS=200 times; what it has done is kept
 	TIDEGATE_SOAK_KILLS=$(KILLS) $(CARGO) test --test cli soak -- --nocapture
 
 .PHONY: bench
-bench: libtorch ## measure
+bench: libtorch ## measure tidegate's own parts, ten minutes
 	$(CARGO) bench
+
+# Broken off, it goes on with the row that it was at; ARGS="--rows decode-tiny --again" and what else compare.py --help tells.
+.PHONY: bench-peers
+bench-peers: libtorch peers ## measure tidegate and its peers in turn, an hour on two quiet cores, and print one table
+	.peers/bin/python benches/peers/compare.py $(ARGS)
 
 # Without cargo-deny the licences are held by tests/licences.rs; data about security holes must have been fetched.
 .PHONY: deny
