@@ -240,8 +240,13 @@ fn normalised(column: &Column, array: &ArrayRef) -> Result<ArrayRef, String> {
         Some(map) => Arc::new(ListArray::from(map.clone())),
         None => array.clone(),
     };
-    if *array.data_type() == target {
-        return Ok(array);
+    as_type(&array, &target)
+}
+
+/// The values in another type; one that it cannot hold is an error.
+pub(super) fn as_type(array: &ArrayRef, target: &DataType) -> Result<ArrayRef, String> {
+    if array.data_type() == target {
+        return Ok(array.clone());
     }
-    cast_with_options(&array, &target, &CastOptions { safe: false, ..CastOptions::default() }).map_err(|e| e.to_string())
+    cast_with_options(array, target, &CastOptions { safe: false, ..CastOptions::default() }).map_err(|e| e.to_string())
 }
