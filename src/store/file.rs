@@ -1,6 +1,7 @@
 //! One file of the log, open: its footer, and its rows by step, a batch of them in memory at a time.
 
 use super::decode::{Decoder, check};
+use super::encodings::Floats;
 use super::footer::FileFooter;
 use super::guard::guarded;
 use super::layout::LogFile;
@@ -115,6 +116,11 @@ impl OpenFile {
     /// Whether this program wrote it, and nobody has since, as far as the footer shows it.
     pub(super) fn sealed(&self) -> bool {
         self.sealed
+    }
+
+    /// What its log-probabilities are like.
+    pub(super) fn floats(&self) -> Floats {
+        Floats::of_file(self.metadata.metadata())
     }
 
     /// Its columns, unknown ones too.

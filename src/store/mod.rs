@@ -8,6 +8,7 @@
 mod compact;
 mod decode;
 mod encode;
+mod encodings;
 mod file;
 mod footer;
 mod guard;
