@@ -24,11 +24,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tidegate_operators::record::Step;
 
-/// Rows that are in memory at once.
-const ROWS_AT_ONCE: usize = 256;
-/// Tokens that are looked at at once, and the rows that they may be in.
-const VIEWED_TOKENS: u64 = 1 << 16;
-const VIEWED_ROWS: u64 = 1 << 12;
+/// Tokens that are in memory at once, more or less, and the most and the fewest rows that they may be in.
+pub(super) const TOKENS_AT_ONCE: usize = 1 << 16;
+pub(super) const ROWS_AT_ONCE: usize = 1 << 12;
+const FEWEST_AT_ONCE: usize = 16;
 
 /// A file whose footer was read and, where it has one, whose footer's seal holds. It stays readable when its name is gone.
 pub(super) struct OpenFile {
@@ -241,7 +240,7 @@ impl OpenFile {
             Columns::Viewed => self.texts_in_place()?,
             Columns::Known | Columns::All => self.metadata.clone(),
         };
-        let builder = self.builder(row, metadata)?.with_batch_size(self.rows_at_once(columns));
+        let builder = self.builder(row, metadata)?.with_batch_size(self.rows_at_once());
         let schema = self.metadata.schema();
         let known = || check(&self.path, schema, &mut Vec::new());
         let mask = match columns {
@@ -279,10 +278,7 @@ impl OpenFile {
     }
 
     /// As many rows as have about so many tokens: a few long ones, or many short ones.
-    fn rows_at_once(&self, columns: Columns) -> usize {
-        if columns != Columns::Viewed {
-            return ROWS_AT_ONCE;
-        }
+    fn rows_at_once(&self) -> usize {
         let groups = self.metadata.metadata().row_groups();
         let lists = groups.iter().flat_map(|group| group.columns().iter().map(|column| (column, group.num_rows())));
         let tokens = lists.filter(|(column, _)| column.column_path().parts().first().is_some_and(|name| name == "tokens"));
@@ -291,8 +287,8 @@ impl OpenFile {
             (values.saturating_add(u64::try_from(v).unwrap_or(0)), rows.saturating_add(u64::try_from(r).unwrap_or(0)))
         };
         let (values, rows) = tokens.map(|(column, rows)| (column.num_values(), rows)).fold((0, 0), sum);
-        let rows = VIEWED_TOKENS / values.div_ceil(rows.max(1)).max(1);
-        usize::try_from(rows.clamp(16, VIEWED_ROWS)).unwrap_or(ROWS_AT_ONCE)
+        let a_row = usize::try_from(values.div_ceil(rows.max(1))).unwrap_or(usize::MAX);
+        (TOKENS_AT_ONCE / a_row.max(1)).clamp(FEWEST_AT_ONCE, ROWS_AT_ONCE)
     }
 
     /// The metadata with texts as views of the pages that they stand in: one of a dictionary is not copied for each row.

@@ -4,7 +4,8 @@ use super::decode::as_type;
 use super::schema::{parse_status, parse_stop};
 use crate::error::{Error, Result};
 use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanArray, Float32Array, Int64Array, ListArray, PrimitiveArray, RecordBatch, StringViewArray,
+    Array, ArrayRef, AsArray, BooleanArray, Float32Array, Int64Array, ListArray, PrimitiveArray, RecordBatch,
+    StringViewArray,
 };
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Float32Type, Int32Type, Int64Type};
@@ -294,7 +295,8 @@ impl Columns<'_> {
         let Some(array) = self.column(name, &DataType::Int64)? else { return Ok(Ints(None)) };
         let array: Int64Array = array.as_primitive().clone();
         if let Some(row) = (0..array.len()).find(|row| array.is_null(*row) || !allowed.contains(&array.value(*row))) {
-            let found = if array.is_null(row) { "null, expected an integer".to_owned() } else { out_of_range(array.value(row)) };
+            let found =
+                if array.is_null(row) { "null, expected an integer".to_owned() } else { out_of_range(array.value(row)) };
             return Err(self.refused(name, row, found));
         }
         Ok(Ints(Some(array)))

@@ -2,6 +2,7 @@
 
 use super::encode::encode;
 use super::encodings::{Floats, properties};
+use super::file::{ROWS_AT_ONCE, TOKENS_AT_ONCE};
 use super::footer::{FileFooter, Footer, FooterInfo};
 use super::layout::{LogFile, RunFolder};
 use super::reader::read_step;
@@ -19,9 +20,6 @@ use std::fs::File;
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Rollout, SealedStep, Status};
 use tidegate_operators::seal::Log;
-
-/// Rollouts that are turned into columns at once: bounds the copy of a step that the writer holds.
-const ROWS_AT_ONCE: usize = 256;
 
 /// The run's log in Parquet files.
 #[derive(Debug)]
@@ -90,11 +88,26 @@ impl Log for ParquetLog {
 fn write_file(file: &mut File, rollouts: &[Rollout], footer: &Footer) -> Result<(), Box<dyn error::Error>> {
     let floats = Floats::for_values(rollouts.iter().flat_map(|row| row.logp_behavior.iter().copied()));
     let mut writer = ArrowWriter::try_new(Hashed::new(&mut *file), schema(), Some(properties(floats)))?;
-    for rows in rollouts.chunks(ROWS_AT_ONCE) {
+    for rows in pieces(rollouts) {
         writer.write(&encode(rows)?)?;
     }
     finish(writer, &FileFooter::of_one(footer, rollouts.len() as u64)?)?;
     Ok(seal_footer(file)?)
+}
+
+/// Rollouts that are turned into columns at once, one or more: bounds the copy of a step that the writer holds.
+fn pieces(mut left: &[Rollout]) -> impl Iterator<Item = &[Rollout]> {
+    std::iter::from_fn(move || {
+        let mut tokens = 0;
+        let fits = |row: &&Rollout| {
+            let fits = tokens < TOKENS_AT_ONCE;
+            tokens += row.tokens.len();
+            fits
+        };
+        let (piece, rest) = left.split_at(left.iter().take(ROWS_AT_ONCE).take_while(fits).count());
+        left = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// Writes the footer; the place of its seal is still empty.
