@@ -64,10 +64,11 @@ pub fn analyze(options: &Options, out: &mut dyn Write) -> Result<()> {
 /// # Errors
 /// As [`analyze`].
 pub fn report(runs: &[PathBuf], skip_bad: SkipBad) -> Result<Report> {
-    Ok(Report { runs: runs.iter().map(|run| report_run(run, skip_bad)).collect::<Result<_>>()? })
+    let threads = available_parallelism().unwrap_or(NonZeroUsize::MIN).min(MAX_THREADS);
+    Ok(Report { runs: runs.iter().map(|run| report_run(run, skip_bad, threads)).collect::<Result<_>>()? })
 }
 
-fn report_run(run: &Path, skip_bad: SkipBad) -> Result<RunReport> {
+fn report_run(run: &Path, skip_bad: SkipBad, threads: NonZeroUsize) -> Result<RunReport> {
     let mut collector = Collector::new(run);
     let log = match open(run) {
         Err(error @ (Error::File { .. } | Error::Column { .. })) if skip_bad == SkipBad::Yes && run.is_file() => {
@@ -77,7 +78,6 @@ fn report_run(run: &Path, skip_bad: SkipBad) -> Result<RunReport> {
         log => log?,
     };
     let sources: Vec<Source> = log.parts().into_iter().map(|part| source(&log, part)).collect();
-    let threads = available_parallelism().unwrap_or(NonZeroUsize::MIN).min(MAX_THREADS);
     let bars = Mutex::new(Bars::default());
     let lock = || bars.lock().unwrap_or_else(PoisonError::into_inner);
     let begin = || lock().clone();

@@ -1,6 +1,6 @@
 //! Compaction: every row once, whatever files it is in, and whatever happens meanwhile.
 
-use super::{info, run, small_step};
+use super::{assert_viewed, info, run, small_step};
 use crate::durable::temporary;
 use crate::error::Error;
 use crate::store::layout::{LogFile, RunFolder};
@@ -102,6 +102,7 @@ fn a_compacted_log_says_the_same() {
     assert_eq!(backwards, [10, 9, 8, 7, 6, 5, 4, 4, 3, 2, 1]);
     assert_eq!(reader.step(3).unwrap().into_sealed().rollouts, step_of(3, 9000).rollouts);
     assert_eq!(steps_after(&folder, 7).unwrap().map(|s| s.unwrap().rollouts.len()).collect::<Vec<_>>(), [1, 7]);
+    assert_viewed(&mut LogReader::open(&folder).unwrap());
     let file = SerializedFileReader::new(File::open(folder.log_file(merged(1, 8))).unwrap()).unwrap();
     let groups: Vec<i64> = file.metadata().row_groups().iter().map(|group| group.num_rows()).collect();
     assert_eq!(groups, [3, 8192, 808, 8103], "a row group ends where a step does");
