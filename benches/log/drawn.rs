@@ -126,7 +126,7 @@ impl Drawn {
         let mut logp_behavior = Vec::with_capacity(count);
         let mut logp_current = Vec::with_capacity(count);
         for _ in 0..count {
-            let logp = -6.0 * self.uniform().powi(if self.next() % 4 == 0 { 2 } else { 12 });
+            let logp = -6.0 * self.uniform().powi(if self.next().is_multiple_of(4) { 2 } else { 12 });
             let drift = 1.0 + 0.1 * (self.uniform() - 0.5);
             logp_behavior.push(logp as f32);
             logp_current.push((logp * drift) as f32);

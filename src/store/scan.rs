@@ -123,6 +123,9 @@ struct Left {
     stopped: bool,
 }
 
+/// Some parts of a file in a row, and the file.
+type Piece = (Range<usize>, Box<OpenFile>);
+
 enum Task {
     /// The parts of one file.
     Open(Range<usize>),
@@ -163,7 +166,7 @@ impl Work {
         }
     }
 
-    fn add(&self, pieces: Vec<(Range<usize>, Box<OpenFile>)>) {
+    fn add(&self, pieces: Vec<Piece>) {
         self.left().tasks.extend(pieces.into_iter().map(|(parts, file)| (parts.start, Task::Read(parts, file))));
     }
 
@@ -215,7 +218,7 @@ where
     }
 
     /// Cuts a file into pieces. What cannot be opened is an error of all its parts.
-    fn open(&mut self, parts: Range<usize>) -> (Vec<(Range<usize>, Box<OpenFile>)>, Option<Made<S>>) {
+    fn open(&mut self, parts: Range<usize>) -> (Vec<Piece>, Option<Made<S>>) {
         let path = self.log.path(self.parts[parts.start]).unwrap_or_default();
         let (file, first) = match self.log.file(self.parts[parts.start]) {
             Ok(opened) => opened,
@@ -225,7 +228,7 @@ where
                 return (Vec::new(), Some(Made { first: parts.start, of }));
             }
         };
-        let mut pieces: Vec<(Range<usize>, Box<OpenFile>)> = Vec::new();
+        let mut pieces: Vec<Piece> = Vec::new();
         let last = first + parts.len() as Step - 1;
         for steps in file.segments(ROWS) {
             // A compaction may have put it into a file of more steps meanwhile.
