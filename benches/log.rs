@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `make FOLDER ROWS TOKENS` | a run's folder of drawn rollouts, compacted |
 //! | `write FILE OUT` | the rows of a file of the log, written anew as one step |
-//! | `read FILE` | a file of the log, read to rollouts |
+//! | `read FILE` | a file of the log, read to rollouts, and to columns alone |
 //! | `encodings FILE...` | every column of real rollouts by itself, in each encoding that may serve |
 
 #[path = "log/drawn.rs"]
@@ -98,6 +98,15 @@ fn read(path: &Path) -> Done<(Vec<Rollout>, f64)> {
     Ok((rows?, ns))
 }
 
+/// All columns of a file, as they are kept before rollouts are made of them: how many rows, and nanoseconds.
+fn columns(path: &Path) -> Done<(usize, f64)> {
+    let (batches, ns) = timed(|| -> Done<Vec<RecordBatch>> {
+        let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(path)?)?.with_batch_size(2048).build()?;
+        Ok(reader.collect::<Result<Vec<_>, _>>()?)
+    });
+    Ok((batches?.iter().map(RecordBatch::num_rows).sum(), ns))
+}
+
 /// Writes rows as one step into a new run's folder; the file, and nanoseconds.
 fn write(folder: &Path, rows: Vec<Rollout>) -> Done<(PathBuf, f64)> {
     if folder.exists() {
@@ -183,9 +192,13 @@ fn main() -> Done {
             Ok(())
         }
         ["read", file] => {
+            // The first time is for a process that is warm.
             read(Path::new(file))?;
             let (rows, ns) = read(Path::new(file))?;
-            println!("{}", serde_json::json!({"rows": rows.len(), "ns": ns}));
+            columns(Path::new(file))?;
+            let (again, columns_ns) = columns(Path::new(file))?;
+            assert_eq!(again, rows.len());
+            println!("{}", serde_json::json!({"rows": again, "ns": ns, "columns_ns": columns_ns}));
             Ok(())
         }
         ["encodings", ref files @ ..] if !files.is_empty() => encodings::table(files),
