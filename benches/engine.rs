@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 use tidegate::engine::contract::Engine;
-use tidegate::engine::spec::{Learning, LrSchedule, Sampling};
+use tidegate::engine::spec::{Dtype, Learning, LrSchedule, Sampling};
 use tidegate::engine::torch::layout::ValueHead;
 use tidegate::engine::torch::policy::Policy;
 use tidegate_operators::generate::Generator;
@@ -52,6 +52,9 @@ enum What {
         micro_batch_tokens: usize,
         #[arg(long, default_value_t = 1e-6)]
         lr: f64,
+        /// Computes layers again on the way back instead of keeping what goes on in them.
+        #[arg(long)]
+        activation_checkpointing: bool,
     },
 }
 
@@ -65,6 +68,9 @@ struct Common {
     threads: u16,
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// What products are computed in: fp32 or bf16.
+    #[arg(long, default_value = "fp32", value_parser = dtype)]
+    dtype: Dtype,
     /// Times that all of it is done, after a short warm-up.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
@@ -101,10 +107,20 @@ type Failure = Box<dyn std::error::Error>;
 fn main() -> Result<(), Failure> {
     let result = match Cli::parse().what {
         What::Decode { common, slots } => decode(&common, slots)?,
-        What::Train { common, micro_batch_tokens, lr } => train(&common, micro_batch_tokens, lr)?,
+        What::Train { common, micro_batch_tokens, lr, activation_checkpointing } => {
+            train(&common, micro_batch_tokens, lr, activation_checkpointing)?
+        }
     };
     println!("{result}");
     Ok(())
+}
+
+fn dtype(name: &str) -> Result<Dtype, String> {
+    match name {
+        "fp32" => Ok(Dtype::Fp32),
+        "bf16" => Ok(Dtype::Bf16),
+        _ => Err("it must be fp32 or bf16".to_owned()),
+    }
 }
 
 fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, Failure> {
@@ -116,8 +132,8 @@ fn decode(common: &Common, slots: usize) -> Result<Value, Failure> {
     let begun = Instant::now();
     Policy::set_threads(common.threads);
     let policy = Policy::load(&common.model, &common.device, ValueHead::None)?;
-    let longest = work.requests.iter().map(|r| r.tokens as usize).max().unwrap_or(1);
-    let sampling = Sampling { slots, max_tokens: longest, ignore_eos: true, ..Sampling::default() };
+    let longest = work.requests.iter().map(|r| r.tokens as usize).max().unwrap_or(1).max(4);
+    let sampling = Sampling { slots, max_tokens: longest, ignore_eos: true, dtype: common.dtype, ..Sampling::default() };
     let mut generator = policy.generator(&sampling, common.seed, 0)?;
     generator.load(0, policy.snapshot()?)?;
     // The first token, and the warm-up.
@@ -169,7 +185,7 @@ fn sample(generator: &mut impl Generator, requests: &[Request], number: u64) -> 
     Ok(sum / tokens as f64)
 }
 
-fn train(common: &Common, micro_batch_tokens: usize, lr: f64) -> Result<Value, Failure> {
+fn train(common: &Common, micro_batch_tokens: usize, lr: f64, activation_checkpointing: bool) -> Result<Value, Failure> {
     let work: Rollouts = read(&common.work)?;
     Policy::set_threads(common.threads);
     let policy = Policy::load(&common.model, &common.device, ValueHead::None)?;
@@ -179,6 +195,8 @@ fn train(common: &Common, micro_batch_tokens: usize, lr: f64) -> Result<Value, F
         warmup_steps: 0,
         grad_clip: 1.0,
         micro_batch_tokens,
+        dtype: common.dtype,
+        activation_checkpointing,
         ..Learning::default()
     };
     let batch: Vec<Rollout> =

@@ -1,7 +1,7 @@
 //! `tidegate analyze`: what a run was like, from its Parquet files alone.
 //!
-//! One step is in memory at a time, and what is kept of it does not grow with the number of steps: sums, the few longest and
-//! most surprising rollouts, and a line each for at most [`MAX_PROMPTS`] prompts. A run that is still being written may be
+//! A few rows are in memory at a time, on each of a few threads, and what is kept of them does not grow with the number of steps:
+//! sums, the few longest and most surprising rollouts, and a line each for at most [`MAX_PROMPTS`] prompts. A run that is still being written may be
 //! read: what is sealed is whole. Compacted or not, the report is the same but for the number of files.
 
 mod collect;
@@ -16,10 +16,16 @@ pub use report::{Interval, LagRow, Report, RunReport};
 
 use crate::error::{Error, Result};
 use crate::jobs::Output;
-use crate::store::{LogReader, Part, RunFolder};
-use collect::{Collector, Source};
+use crate::store::{LogReader, Part, RunFolder, Viewed, scan};
+use collect::{Bars, Collector, Source, Summed};
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread::available_parallelism;
+
+/// Threads that read a log: beyond these the disk is what takes time, and each has some tens of megabytes in memory.
+const MAX_THREADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
 
 /// What becomes of a damaged file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,32 +64,38 @@ pub fn analyze(options: &Options, out: &mut dyn Write) -> Result<()> {
 /// # Errors
 /// As [`analyze`].
 pub fn report(runs: &[PathBuf], skip_bad: SkipBad) -> Result<Report> {
-    Ok(Report { runs: runs.iter().map(|run| report_run(run, skip_bad)).collect::<Result<_>>()? })
+    let threads = available_parallelism().unwrap_or(NonZeroUsize::MIN).min(MAX_THREADS);
+    Ok(Report { runs: runs.iter().map(|run| report_run(run, skip_bad, threads)).collect::<Result<_>>()? })
 }
 
-fn report_run(run: &Path, skip_bad: SkipBad) -> Result<RunReport> {
+fn report_run(run: &Path, skip_bad: SkipBad, threads: NonZeroUsize) -> Result<RunReport> {
     let mut collector = Collector::new(run);
-    let mut log = match open(run) {
+    let log = match open(run) {
         Err(error @ (Error::File { .. } | Error::Column { .. })) if skip_bad == SkipBad::Yes && run.is_file() => {
             collector.skip(run, &error);
             return Ok(collector.finish());
         }
         log => log?,
     };
-    let parts = log.parts();
-    for (index, part) in parts.iter().enumerate() {
-        let path = log.path(*part).unwrap_or_default();
-        if collector.gave_up(&path) {
-            continue;
-        }
-        match log.read(*part) {
-            Ok(file) => collector.part(file, source(&log, *part), index, parts.len()),
+    let sources: Vec<Source> = log.parts().into_iter().map(|part| source(&log, part)).collect();
+    let bars = Mutex::new(Bars::default());
+    let lock = || bars.lock().unwrap_or_else(PoisonError::into_inner);
+    let begin = || lock().clone();
+    let read = |bars: &mut Bars, index: usize, part: &mut Viewed<'_>| Summed::read(part, sources[index], index, bars);
+    scan(&log, threads, begin, read, |index, path, summed| {
+        match summed {
+            _ if collector.gave_up(path) => {}
+            Ok(summed) => {
+                summed.raise(&mut lock(), index);
+                collector.part(summed, index, sources.len());
+            }
             Err(error @ (Error::File { .. } | Error::Column { .. })) if skip_bad == SkipBad::Yes => {
-                collector.skip(&path, &error)
+                collector.skip(path, &error);
             }
             Err(error) => return Err(error),
         }
-    }
+        Ok(())
+    })?;
     Ok(collector.finish())
 }
 

@@ -26,6 +26,12 @@ impl Mean {
         self.count += 1;
     }
 
+    /// Adds one number `count` times, at least once: exactly what adding it one by one comes to where sums are whole numbers below 2^53.
+    pub fn add_times(&mut self, x: f64, count: u64) {
+        self.sum += x * count as f64;
+        self.count += count;
+    }
+
     /// Adds all that `other` has seen.
     pub fn merge(&mut self, other: Mean) {
         self.sum += other.sum;
@@ -60,6 +66,13 @@ mod tests {
         merged.merge(of(&[0.0, 0.0, 0.0]));
         merged.merge(Mean::default());
         assert_eq!((merged.value(), merged.count()), (Some(0.25), 4));
+    }
+
+    #[test]
+    fn a_number_counts_as_often_as_it_was_added() {
+        let mut mean = of(&[1.0]);
+        mean.add_times(-3.0, 3);
+        assert_eq!(mean, of(&[1.0, -3.0, -3.0, -3.0]));
     }
 
     /// Catches NaN turned into 0 (or left out), and the mean of nothing passed off as a number.

@@ -42,12 +42,12 @@ pub(super) fn encode(rollouts: &[Rollout]) -> Result<RecordBatch, EncodeError> {
         rows.texts(|r| &r.group.prompt.answer),
         rows.texts(|r| &r.group.prompt.meta),
         rows.texts(|r| &r.text),
-        rows.int_lists("prompt_tokens", |r| r.group.prompt.tokens.iter().map(|t| (*t).into()))?,
-        rows.int_lists("tokens", |r| r.tokens.iter().map(|t| (*t).into()))?,
+        rows.int_lists("prompt_tokens", |r| &r.group.prompt.tokens)?,
+        rows.int_lists("tokens", |r| &r.tokens)?,
         rows.bool_lists(|r| &r.mask)?,
         rows.float_lists(|r| &r.logp_behavior)?,
         rows.float_lists(|r| &r.logp_current)?,
-        rows.int_lists("version", |r| r.version.iter().copied())?,
+        rows.int_lists("version", |r| &r.version)?,
         rows.float_lists(|r| &r.value)?,
         rows.float_lists(|r| &r.advantage)?,
         Arc::new(rollouts.iter().map(|r| r.reward).collect::<Float32Array>()),
@@ -87,30 +87,36 @@ impl<'a> Rows<'a> {
         Arc::new(StringArray::from_iter_values(self.0.iter().map(get)))
     }
 
-    fn int_lists<I>(&self, column: &'static str, get: impl Fn(&'a Rollout) -> I) -> Result<ArrayRef, EncodeError>
+    fn int_lists<T>(&self, column: &'static str, get: impl Fn(&'a Rollout) -> &'a [T]) -> Result<ArrayRef, EncodeError>
     where
-        I: ExactSizeIterator<Item = u64>,
+        T: Copy + Ord + Into<u64> + 'a,
     {
-        let mut values = Vec::new();
-        let mut lengths = Vec::with_capacity(self.0.len());
+        let mut values = Vec::with_capacity(self.total(|row| get(row).len()));
         for row in self.0 {
             let list = get(row);
-            lengths.push(list.len());
-            for value in list {
-                values.push(i32::try_from(value).map_err(|_| Self::range(row, column, value, 32))?);
+            // Of the whole list at one go: the greatest is the first that would not fit.
+            if let Some(most) = list.iter().max().map(|most| (*most).into()).filter(|most| i32::try_from(*most).is_err()) {
+                return Err(Self::range(row, column, most, 32));
             }
+            values.extend(list.iter().map(|value| (*value).into() as i32));
         }
-        lists(Arc::new(Int32Array::from(values)), lengths)
+        lists(Arc::new(Int32Array::from(values)), self.0.iter().map(|row| get(row).len()))
     }
 
     fn float_lists(&self, get: impl Fn(&'a Rollout) -> &'a Vec<f32>) -> Result<ArrayRef, EncodeError> {
-        let values = Float32Array::from_iter_values(self.0.iter().flat_map(|row| get(row).iter().copied()));
-        lists(Arc::new(values), self.0.iter().map(|row| get(row).len()))
+        let mut values = Vec::with_capacity(self.total(|row| get(row).len()));
+        self.0.iter().for_each(|row| values.extend_from_slice(get(row)));
+        lists(Arc::new(Float32Array::from(values)), self.0.iter().map(|row| get(row).len()))
     }
 
     fn bool_lists(&self, get: impl Fn(&'a Rollout) -> &'a Vec<bool>) -> Result<ArrayRef, EncodeError> {
-        let values: Vec<bool> = self.0.iter().flat_map(|row| get(row).iter().copied()).collect();
+        let mut values = Vec::with_capacity(self.total(|row| get(row).len()));
+        self.0.iter().for_each(|row| values.extend_from_slice(get(row)));
         lists(Arc::new(BooleanArray::from(values)), self.0.iter().map(|row| get(row).len()))
+    }
+
+    fn total(&self, length: impl Fn(&'a Rollout) -> usize) -> usize {
+        self.0.iter().map(length).sum()
     }
 
     fn parts(&self) -> Result<ArrayRef, EncodeError> {

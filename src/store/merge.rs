@@ -1,11 +1,12 @@
 //! Files of the log in a row, as one: which may be one, and the writing of it.
 
 use super::compact::Limits;
+use super::encodings::{Floats, ROWS_A_GROUP, properties};
 use super::file::OpenFile;
 use super::footer::{FileFooter, FooterInfo};
 use super::layout::{LogFile, MOST_STEPS};
 use super::seal::{Hashed, seal_footer};
-use super::writer::{ROWS_A_GROUP, finish, properties};
+use super::writer::finish;
 use crate::error::{Error, Result};
 use arrow::datatypes::SchemaRef;
 use parquet::arrow::ArrowWriter;
@@ -33,6 +34,7 @@ pub(super) struct Source {
     /// Of the metrics in the footer, which a reader has in memory.
     pub(super) metrics_bytes: u64,
     pub(super) kind: Arc<Kind>,
+    floats: Floats,
 }
 
 impl Source {
@@ -53,7 +55,7 @@ impl Source {
         let metrics_bytes = footer.metrics.iter().flatten().map(|json| json.len() as u64).sum();
         let rows = footer.rows.iter().sum();
         let bytes = path.metadata().map_err(|e| Error::file(path, e))?.len();
-        Ok(Some(Source { file, first, last, rows, bytes, metrics_bytes, kind }))
+        Ok(Some(Source { file, first, last, rows, bytes, metrics_bytes, kind, floats: open.floats() }))
     }
 }
 
@@ -98,11 +100,15 @@ pub(super) fn merge(folder: &Path, sources: &[(Source, PathBuf)]) -> Result<LogF
     let (first, last) = (sources[0].0.first, sources[sources.len() - 1].0.last);
     let kind = &sources[0].0.kind;
     let merged = LogFile::Merged { first, last };
+    // As most of the rows have them.
+    let repeat = sources.iter().filter(|(source, _)| source.floats == Floats::Repeat).map(|(source, _)| source.rows);
+    let all: u64 = sources.iter().map(|(source, _)| source.rows).sum();
+    let floats = if repeat.sum::<u64>() * 2 > all { Floats::Repeat } else { Floats::Differ };
     let path = folder.join(merged.name());
     let failed = |e: &dyn ToString| Error::file(&path, e.to_string());
     let mut options = File::options();
     let mut file = options.read(true).write(true).create_new(true).open(&path).map_err(|e| failed(&e))?;
-    let made = ArrowWriter::try_new(Hashed::new(&mut file), kind.columns.clone(), Some(properties()));
+    let made = ArrowWriter::try_new(Hashed::new(&mut file), kind.columns.clone(), Some(properties(floats)));
     let mut writer = made.map_err(|e| failed(&e))?;
     let info = kind.info.clone();
     let mut footer = FileFooter { schema_version: kind.schema_version, info, first, ..FileFooter::default() };

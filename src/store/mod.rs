@@ -8,6 +8,7 @@
 mod compact;
 mod decode;
 mod encode;
+mod encodings;
 mod file;
 mod footer;
 mod guard;
@@ -17,13 +18,16 @@ pub mod lock;
 mod merge;
 pub mod metrics;
 mod pages;
+mod positioned;
 pub mod reader;
 pub mod room;
 pub mod rows;
+mod scan;
 pub mod schema;
 mod seal;
 pub mod size;
 pub mod table;
+pub mod view;
 pub mod writer;
 
 #[cfg(test)]
@@ -36,5 +40,6 @@ pub use metrics::write_metrics;
 pub use reader::{LogReader, Part, StepFile, metrics, read_footer, read_step, steps, steps_after};
 pub use room::Room;
 pub use rows::read_json_rows;
+pub use scan::{Viewed, scan};
 pub use table::{Blocks, RowTable};
 pub use writer::ParquetLog;

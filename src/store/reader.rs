@@ -237,6 +237,35 @@ impl LogReader {
         self.with_file(step, |file| file.footer().of(file.path(), step))
     }
 
+    /// The file of a part, its rows checked against their seal, and the part's step as the file has it.
+    ///
+    /// # Errors
+    /// As [`LogReader::read`].
+    pub(super) fn file(&mut self, part: Part) -> Result<(OpenFile, Step)> {
+        let of = |file: &mut OpenFile| {
+            file.verify()?;
+            Ok(file.share())
+        };
+        match (part, self.path(part)) {
+            (Part::Step(step), _) => Ok((self.with_file(step, of)?, step)),
+            (Part::Tail(step), path) => {
+                let mut file = OpenFile::open(&path.ok_or_else(|| self.missing(step))?)?;
+                let step = only_step(&file)?;
+                Ok((of(&mut file)?, step))
+            }
+        }
+    }
+
+    /// The same log for another thread.
+    pub(super) fn share(&self) -> Self {
+        let place = match &self.place {
+            Place::Run(folder) => Place::Run(folder.clone()),
+            Place::File(path) => Place::File(path.clone()),
+        };
+        let (files, tails) = (self.files.clone(), self.tails.clone());
+        LogReader { place, files, tails, newest_tail: self.newest_tail, open: None }
+    }
+
     fn with_file<R>(&mut self, step: Step, read: impl FnOnce(&mut OpenFile) -> Result<R>) -> Result<R> {
         let mut file = match self.open.take() {
             // The file that is open is read to its end, also where its name is gone.

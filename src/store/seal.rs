@@ -72,7 +72,7 @@ impl DataSeal {
     ///
     /// # Errors
     /// Data that are not those that were written.
-    pub(super) fn verify(&self, path: &Path, file: &mut File) -> Result<()> {
+    pub(super) fn verify(&self, path: &Path, mut file: &File) -> Result<()> {
         let mut hasher = blake3::Hasher::new();
         let hashed = file.rewind().and_then(|()| hasher.update_reader(file.take(self.length)).map(|_| ()));
         hashed.map_err(|e| Error::file(path, e))?;

@@ -8,7 +8,10 @@ mod kill;
 mod older;
 
 use super::layout::{LogFile, RunFolder};
-use super::{FooterInfo, ParquetLog};
+use super::view::Row;
+use super::{FooterInfo, LogReader, ParquetLog, Viewed, scan};
+use crate::error::Result;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -97,4 +100,87 @@ fn write_small() -> (TempDir, PathBuf) {
     let (dir, folder, mut log) = run();
     log.seal(small_step(1)).unwrap();
     (dir, folder.log_file(LogFile::Step(1)))
+}
+
+/// Reads a log by its columns on three threads: of every row of every part, what a [`Row`](super::view::Row) says.
+fn viewed(log: &LogReader) -> Result<Vec<Rollout>> {
+    let mut all = Vec::new();
+    let make = |piece: &mut usize, _: usize, part: &mut Viewed<'_>| {
+        *piece += 1;
+        let mut rows = Vec::new();
+        part.rows(|place, row| rows.push((place, shown(&row))))?;
+        for (place, rollout) in &mut rows {
+            rollout.text = part.completion(*place)?;
+        }
+        Ok(rows)
+    };
+    let threads = NonZeroUsize::new(3).unwrap();
+    let mut next = 0;
+    scan(
+        log,
+        threads,
+        || 0,
+        make,
+        |index, _, rows| {
+            assert_eq!(index, next, "parts come in order");
+            next += 1;
+            for (place, (at, rollout)) in rows?.into_iter().enumerate() {
+                assert_eq!(at, place);
+                all.push(rollout);
+            }
+            Ok(())
+        },
+    )?;
+    Ok(all)
+}
+
+fn shown(row: &Row<'_>) -> Rollout {
+    let prompt = Prompt { id: row.prompt_id, task: row.task.into(), text: row.prompt.into(), ..Prompt::default() };
+    let length = row.version.len();
+    let versions = row.version.runs(0..length).flat_map(|(range, version)| range.map(move |_| version));
+    let mut mask = vec![false; length];
+    row.mask.ranges(length).for_each(|range| mask[range].fill(true));
+    Rollout {
+        group: Arc::new(Group { number: row.group, prompt, admitted_ns: row.admitted_ns, ..Group::default() }),
+        sample: row.sample,
+        status: row.status.clone(),
+        tokens: vec![0; row.tokens],
+        mask,
+        logp_behavior: row.logp_behavior.to_vec(),
+        version: versions.collect(),
+        stop: row.stop,
+        started_ns: row.started_ns,
+        finished_ns: row.finished_ns,
+        reward: row.reward,
+        advantage: row.advantage.to_vec(),
+        logp_current: row.logp_current.to_vec(),
+        step: row.step,
+        trained_ns: row.trained_ns,
+        ..Rollout::default()
+    }
+}
+
+/// What of a rollout is seen by its columns.
+fn seen(rollout: &Rollout) -> Rollout {
+    let Group { number, prompt, admitted_ns, .. } = (*rollout.group).clone();
+    let prompt = Prompt { id: prompt.id, task: prompt.task, text: prompt.text, ..Prompt::default() };
+    let trained = |i: usize| rollout.mask.is_empty() || rollout.mask.get(i) == Some(&true);
+    Rollout {
+        group: Arc::new(Group { number, prompt, admitted_ns, ..Group::default() }),
+        tokens: vec![0; rollout.tokens.len()],
+        mask: (0..rollout.version.len()).map(trained).collect(),
+        value: Vec::new(),
+        worker: 0,
+        reward_parts: Vec::new(),
+        reward_error: None,
+        order: 0,
+        ..rollout.clone()
+    }
+}
+
+/// Both ways to read a log say the same. As text, where NaN is like NaN.
+fn assert_viewed(log: &mut LogReader) {
+    let found = format!("{:?}", viewed(log).unwrap());
+    let rollouts = log.parts().into_iter().flat_map(|part| log.read(part).unwrap().rollouts).map(|row| seen(&row));
+    assert_eq!(found, format!("{:?}", rollouts.collect::<Vec<_>>()));
 }

@@ -1,31 +1,25 @@
 //! Writing the rollout log: one Parquet file a sealed step, visible all or nothing.
 
 use super::encode::encode;
+use super::encodings::{Floats, properties};
+use super::file::{ROWS_AT_ONCE, TOKENS_AT_ONCE};
 use super::footer::{FileFooter, Footer, FooterInfo};
 use super::layout::{LogFile, RunFolder};
 use super::reader::read_step;
 use super::room::Room;
 use super::schema::{SCHEMA_VERSION, schema};
-use super::seal::{CREATED_BY, Hashed, seal_footer};
+use super::seal::{Hashed, seal_footer};
 use super::size;
 use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use parquet::arrow::ArrowWriter;
-use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
-use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
-use parquet::schema::types::ColumnPath;
 use std::collections::HashSet;
 use std::error;
 use std::fs::File;
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Rollout, SealedStep, Status};
 use tidegate_operators::seal::Log;
-
-/// Rollouts that are turned into columns at once: bounds the copy of a step that the writer holds.
-const ROWS_AT_ONCE: usize = 256;
-/// Rows of a row group: what a reader holds.
-pub(super) const ROWS_A_GROUP: usize = 1024;
 
 /// The run's log in Parquet files.
 #[derive(Debug)]
@@ -92,12 +86,28 @@ impl Log for ParquetLog {
 }
 
 fn write_file(file: &mut File, rollouts: &[Rollout], footer: &Footer) -> Result<(), Box<dyn error::Error>> {
-    let mut writer = ArrowWriter::try_new(Hashed::new(&mut *file), schema(), Some(properties()))?;
-    for rows in rollouts.chunks(ROWS_AT_ONCE) {
+    let floats = Floats::for_values(rollouts.iter().flat_map(|row| row.logp_behavior.iter().copied()));
+    let mut writer = ArrowWriter::try_new(Hashed::new(&mut *file), schema(), Some(properties(floats)))?;
+    for rows in pieces(rollouts) {
         writer.write(&encode(rows)?)?;
     }
     finish(writer, &FileFooter::of_one(footer, rollouts.len() as u64)?)?;
     Ok(seal_footer(file)?)
+}
+
+/// Rollouts that are turned into columns at once, one or more: bounds the copy of a step that the writer holds.
+fn pieces(mut left: &[Rollout]) -> impl Iterator<Item = &[Rollout]> {
+    std::iter::from_fn(move || {
+        let mut tokens = 0;
+        let fits = |row: &&Rollout| {
+            let fits = tokens < TOKENS_AT_ONCE;
+            tokens += row.tokens.len();
+            fits
+        };
+        let (piece, rest) = left.split_at(left.iter().take(ROWS_AT_ONCE).take_while(fits).count());
+        left = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// Writes the footer; the place of its seal is still empty.
@@ -108,39 +118,4 @@ pub(super) fn finish(mut writer: ArrowWriter<Hashed<&mut File>>, footer: &FileFo
         writer.append_key_value_metadata(pair);
     }
     writer.close().map(|_| ())
-}
-
-/// Encodings by measurement: zstd on top, 256 drawn rollouts with 50,000 tokens in all, bytes a token (times: bytes a row).
-///
-/// | column | dictionary | plain | split bytes | differences |
-/// |---|---|---|---|---|
-/// | `logp_*`, `value` | 5.6 | 3.6 | **3.4** | |
-/// | `advantage` | **0.02** | 0.03 | 0.03 | |
-/// | `version` | **0.04** | 0.07 | 0.05 | 0.07 |
-/// | `tokens` (frequencies as of words) | 2.3 | **2.0** | 1.5 | 2.2 |
-/// | times | 7.7 | 5.4 | 4.3 | **3.4** |
-///
-/// Split bytes of integers came late to the format, and not every reader has them.
-pub(super) fn properties() -> WriterProperties {
-    let mut properties = WriterProperties::builder()
-        .set_created_by(CREATED_BY.to_owned())
-        .set_compression(Compression::ZSTD(ZstdLevel::default()))
-        .set_max_row_group_row_count(Some(ROWS_A_GROUP))
-        .set_statistics_enabled(EnabledStatistics::Chunk)
-        // No page index: it lies between the rows and the footer, where no seal covers it, and rows are read whole.
-        .set_offset_index_disabled(true);
-    for column in ["logp_behavior", "logp_current", "value"] {
-        properties = encoded(properties, &[column, "list", "element"], Encoding::BYTE_STREAM_SPLIT);
-    }
-    let tokens = &["tokens", "list", "element"];
-    properties = encoded(properties, tokens, Encoding::PLAIN);
-    for column in ["admitted_ns", "started_ns", "finished_ns", "trained_ns"] {
-        properties = encoded(properties, &[column], Encoding::DELTA_BINARY_PACKED);
-    }
-    properties.build()
-}
-
-fn encoded(properties: WriterPropertiesBuilder, column: &[&str], encoding: Encoding) -> WriterPropertiesBuilder {
-    let path = ColumnPath::from(column.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>());
-    properties.set_column_dictionary_enabled(path.clone(), false).set_column_encoding(path, encoding)
 }

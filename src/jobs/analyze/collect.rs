@@ -1,16 +1,17 @@
-//! Sums over the rows of a run, one step after the other.
+//! Sums over the rows of a run: of each step by itself, then of the steps one after the other.
 
-use crate::error::Error;
-use crate::jobs::analyze::kept::{PromptCounts, Top, logp_mean};
-use crate::jobs::analyze::lag::{LagSums, Part};
+use crate::error::{Error, Result};
+use crate::jobs::analyze::kept::{Bar, PromptCounts, Top, logp_mean};
+use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::kernel::mean::Mean;
 use crate::store::schema::stop_text;
-use crate::store::{Footer, StepFile};
+use crate::store::view::Row;
+use crate::store::{Footer, Viewed};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-use tidegate_operators::record::{Rollout, Status};
+use tidegate_operators::record::Status;
 
 const INTERVALS: usize = 12;
 /// Skipped files and notes that are named; all are counted.
@@ -35,23 +36,34 @@ pub(super) struct Collector {
     files: Files,
     read: HashSet<PathBuf>,
     skipped: HashSet<PathBuf>,
+    sums: Sums,
+    intervals: BTreeMap<usize, IntervalSums>,
+}
+
+/// What is kept of some steps.
+#[derive(Debug, Default)]
+struct Sums {
     steps: Option<(u64, u64)>,
     statuses: BTreeMap<String, u64>,
     reward: Mean,
     success: Mean,
     reward_sampled: Mean,
     success_sampled: Mean,
-    intervals: BTreeMap<usize, IntervalSums>,
     lag: LagSums,
     advantage: AdvantageSums,
     time: TimeSums,
     mixed: Mean,
-    tasks: BTreeMap<String, TaskSums>,
+    tasks: Tasks,
     prompts: PromptCounts,
     longest: Top,
     surprising: Top,
 }
 
+/// Tasks in the order in which they were first seen.
+#[derive(Debug, Default)]
+struct Tasks(Vec<(String, TaskSums)>);
+
+/// What of some steps goes to their interval.
 #[derive(Debug, Default)]
 struct IntervalSums {
     steps: Option<(u64, u64)>,
@@ -59,7 +71,8 @@ struct IntervalSums {
     success: Mean,
     length: Mean,
     stops: BTreeMap<&'static str, u64>,
-    part: Part,
+    lags: Lags,
+    distance: Distance,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +82,154 @@ struct TaskSums {
     mixed: Mean,
 }
 
+/// A step or a tail, summed up. Steps are summed each by itself, and then in order: so the sums are the same to the last bit,
+/// whatever files the steps are in and whoever reads them.
+#[derive(Debug)]
+pub(super) struct Summed {
+    path: PathBuf,
+    notes: Vec<String>,
+    sums: Sums,
+    interval: IntervalSums,
+}
+
+/// What completions need not be read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bars {
+    longest: Bar,
+    surprising: Bar,
+}
+
+impl Summed {
+    /// Reads the `index`-th part of a log.
+    ///
+    /// # Errors
+    /// A damaged file; a column or value that is not the log's.
+    pub(super) fn read(part: &mut Viewed<'_>, source: Source, index: usize, bars: &mut Bars) -> Result<Summed> {
+        let footer = part.footer()?;
+        let mut summed = Summed {
+            path: part.path().to_owned(),
+            notes: Vec::new(),
+            sums: Sums { lag: LagSums::new(max_lag(&footer)), ..Sums::default() },
+            interval: IntervalSums::default(),
+        };
+        if let Some(metrics) = &footer.metrics {
+            summed.sums.time.metrics(metrics);
+        }
+        summed.notes = part.rows(|place, row| {
+            if source == Source::Current || *row.status != Status::Waiting {
+                summed.sums.row(place, &row, &mut summed.interval);
+            }
+        })?;
+        let Sums { lag, longest, surprising, .. } = &mut summed.sums;
+        (summed.interval.lags, summed.interval.distance) = (lag.all, lag.distance);
+        longest.read(&bars.longest, index, |place| part.completion(place))?;
+        surprising.read(&bars.surprising, index, |place| part.completion(place))?;
+        summed.raise(bars, index);
+        Ok(summed)
+    }
+
+    /// Raises the bars for parts that count beside this one.
+    pub(super) fn raise(&self, bars: &mut Bars, index: usize) {
+        self.sums.longest.raise(&mut bars.longest, index);
+        self.sums.surprising.raise(&mut bars.surprising, index);
+    }
+}
+
+impl Sums {
+    fn row(&mut self, place: usize, row: &Row<'_>, interval: &mut IntervalSums) {
+        *self.statuses.entry(row.status.kind()).or_default() += 1;
+        self.time.row(row);
+        let solved = row.reward.map(|reward| u64::from(reward >= 1.0));
+        if let (Some(reward), Some(solved)) = (row.reward, solved) {
+            self.reward_sampled.add(reward.into());
+            self.success_sampled.add(solved as f64);
+            self.prompts.add(row, solved);
+        }
+        if row.tokens > 0 {
+            self.with_tokens(place, row, solved);
+        }
+        if *row.status == Status::Trained {
+            self.trained(row, solved, interval);
+        }
+    }
+
+    fn with_tokens(&mut self, place: usize, row: &Row<'_>, solved: Option<u64>) {
+        let mixed = f64::from(u8::from(row.version.runs(0..row.version.len()).nth(1).is_some()));
+        self.mixed.add(mixed);
+        let task = self.tasks.of(row.task);
+        task.mixed.add(mixed);
+        task.length.add(row.tokens as f64);
+        solved.inspect(|solved| task.success.add(*solved as f64));
+        self.longest.offer(row.tokens as f64, place, row);
+        logp_mean(row).inspect(|mean| self.surprising.offer(-mean, place, row));
+    }
+
+    fn trained(&mut self, row: &Row<'_>, solved: Option<u64>, interval: &mut IntervalSums) {
+        self.lag.add(row);
+        self.advantage.add(row);
+        extend(&mut self.steps, row.step);
+        extend(&mut interval.steps, row.step);
+        interval.length.add(row.tokens as f64);
+        *interval.stops.entry(stop_text(row.stop)).or_default() += 1;
+        if let (Some(reward), Some(solved)) = (row.reward, solved) {
+            for (sum, value) in [(&mut self.reward, f64::from(reward)), (&mut self.success, solved as f64)] {
+                sum.add(value);
+            }
+            interval.reward.add(reward.into());
+            interval.success.add(solved as f64);
+        }
+    }
+
+    /// Adds what comes after.
+    fn merge(&mut self, other: Sums) {
+        if let Some((first, last)) = other.steps {
+            extend(&mut self.steps, first);
+            extend(&mut self.steps, last);
+        }
+        for (status, count) in other.statuses {
+            *self.statuses.entry(status).or_default() += count;
+        }
+        self.reward.merge(other.reward);
+        self.success.merge(other.success);
+        self.reward_sampled.merge(other.reward_sampled);
+        self.success_sampled.merge(other.success_sampled);
+        self.lag.merge(other.lag);
+        self.advantage.merge(other.advantage);
+        self.time.merge(other.time);
+        self.mixed.merge(other.mixed);
+        self.tasks.merge(other.tasks);
+        self.prompts.merge(other.prompts);
+        self.longest.merge(other.longest);
+        self.surprising.merge(other.surprising);
+    }
+}
+
+impl Tasks {
+    /// The sums of a task of one step.
+    fn of(&mut self, name: &str) -> &mut TaskSums {
+        // Rows of a group stand side by side.
+        let place = match self.0.iter().rposition(|(known, _)| known == name) {
+            Some(place) => place,
+            None => {
+                self.0.push((name.to_owned(), TaskSums::default()));
+                self.0.len() - 1
+            }
+        };
+        &mut self.0[place].1
+    }
+
+    /// Adds what comes after; tasks beyond those that are told apart are counted together.
+    fn merge(&mut self, other: Tasks) {
+        for (name, sums) in other.0 {
+            let known = self.0.len() < MAX_TASKS || self.0.iter().any(|(known, _)| *known == name);
+            let task = self.of(if known { &name } else { OTHER_TASKS });
+            task.length.merge(sums.length);
+            task.success.merge(sums.success);
+            task.mixed.merge(sums.mixed);
+        }
+    }
+}
+
 impl Collector {
     pub(super) fn new(run: &Path) -> Self {
         Collector {
@@ -76,41 +237,22 @@ impl Collector {
             files: Files::default(),
             read: HashSet::new(),
             skipped: HashSet::new(),
-            steps: None,
-            statuses: BTreeMap::new(),
-            reward: Mean::default(),
-            success: Mean::default(),
-            reward_sampled: Mean::default(),
-            success_sampled: Mean::default(),
+            sums: Sums::default(),
             intervals: BTreeMap::new(),
-            lag: LagSums::default(),
-            advantage: AdvantageSums::default(),
-            time: TimeSums::default(),
-            mixed: Mean::default(),
-            tasks: BTreeMap::new(),
-            prompts: PromptCounts::default(),
-            longest: Top::default(),
-            surprising: Top::default(),
         }
     }
 
-    /// Adds a step or a tail, the `index`-th of `count`.
-    pub(super) fn part(&mut self, file: StepFile, source: Source, index: usize, count: usize) {
-        self.read.insert(file.path);
-        for note in file.notes {
+    /// Adds a step or a tail, the `index`-th of `count`, after those before it.
+    pub(super) fn part(&mut self, part: Summed, index: usize, count: usize) {
+        self.read.insert(part.path);
+        for note in part.notes {
             if self.files.notes.len() < NAMED && !self.files.notes.contains(&note) {
                 self.files.notes.push(note);
             }
         }
-        self.lag.set_bound(max_lag(&file.footer));
-        if let Some(metrics) = &file.footer.metrics {
-            self.time.metrics(metrics);
-        }
-        let interval = index * INTERVALS.min(count) / count;
-        for rollout in &file.rollouts {
-            if source == Source::Current || rollout.status != Status::Waiting {
-                self.rollout(rollout, interval);
-            }
+        self.sums.merge(part.sums);
+        if part.interval.steps.is_some() {
+            self.intervals.entry(index * INTERVALS.min(count) / count).or_default().merge(part.interval);
         }
     }
 
@@ -128,57 +270,11 @@ impl Collector {
         }
     }
 
-    fn rollout(&mut self, rollout: &Rollout, interval: usize) {
-        *self.statuses.entry(rollout.status.kind()).or_default() += 1;
-        self.time.rollout(rollout);
-        let solved = rollout.reward.map(|reward| u64::from(reward >= 1.0));
-        if let (Some(reward), Some(solved)) = (rollout.reward, solved) {
-            self.reward_sampled.add(reward.into());
-            self.success_sampled.add(solved as f64);
-            self.prompts.add(rollout, solved);
-        }
-        if !rollout.tokens.is_empty() {
-            self.with_tokens(rollout, solved);
-        }
-        if rollout.status == Status::Trained {
-            self.trained(rollout, solved, interval);
-        }
-    }
-
-    fn with_tokens(&mut self, rollout: &Rollout, solved: Option<u64>) {
-        let mixed = f64::from(u8::from(rollout.version.iter().any(|v| *v != rollout.version[0])));
-        self.mixed.add(mixed);
-        let name = &rollout.group.prompt.task;
-        let known = self.tasks.len() < MAX_TASKS || self.tasks.contains_key(name);
-        let task = self.tasks.entry(if known { name.clone() } else { OTHER_TASKS.to_owned() }).or_default();
-        task.mixed.add(mixed);
-        task.length.add(rollout.tokens.len() as f64);
-        solved.inspect(|solved| task.success.add(*solved as f64));
-        self.longest.offer(rollout.tokens.len() as f64, rollout);
-        logp_mean(rollout).inspect(|mean| self.surprising.offer(-mean, rollout));
-    }
-
-    fn trained(&mut self, rollout: &Rollout, solved: Option<u64>, interval: usize) {
-        let part = self.lag.add(rollout);
-        self.advantage.add(rollout);
-        extend(&mut self.steps, rollout.step);
-        let interval = self.intervals.entry(interval).or_default();
-        extend(&mut interval.steps, rollout.step);
-        interval.length.add(rollout.tokens.len() as f64);
-        *interval.stops.entry(stop_text(rollout.stop)).or_default() += 1;
-        interval.part.merge(part);
-        if let (Some(reward), Some(solved)) = (rollout.reward, solved) {
-            for (sum, value) in [(&mut self.reward, f64::from(reward)), (&mut self.success, solved as f64)] {
-                sum.add(value);
-            }
-            interval.reward.add(reward.into());
-            interval.success.add(solved as f64);
-        }
-    }
-
     pub(super) fn finish(mut self) -> RunReport {
         self.files.read = self.read.difference(&self.skipped).count() as u64;
         self.files.skipped = self.skipped.len() as u64;
+        let Sums { lag, mut tasks, .. } = self.sums;
+        tasks.0.sort_by(|(a, _), (b, _)| a.cmp(b));
         let task = |(task, sums): (String, TaskSums)| Task {
             task,
             rollouts: sums.length.count(),
@@ -186,35 +282,51 @@ impl Collector {
             success: sums.success.value(),
             mixed: sums.mixed.value(),
         };
-        let tasks: Vec<Task> = self.tasks.into_iter().map(task).collect();
+        let tasks: Vec<Task> = tasks.0.into_iter().map(task).collect();
         let length = |task: &&Task| task.length.unwrap_or(0.0);
         let longest_task = tasks.iter().max_by(|a, b| length(a).total_cmp(&length(b))).map(|task| task.task.clone());
         RunReport {
             run: self.run,
             files: self.files,
-            first_step: self.steps.map(|(first, _)| first),
-            last_step: self.steps.map(|(_, last)| last),
-            statuses: self.statuses,
+            first_step: self.sums.steps.map(|(first, _)| first),
+            last_step: self.sums.steps.map(|(_, last)| last),
+            statuses: self.sums.statuses,
             reward: Rewards {
-                trained: self.reward.value(),
-                success: self.success.value(),
-                sampled: self.reward_sampled.value(),
-                success_sampled: self.success_sampled.value(),
+                trained: self.sums.reward.value(),
+                success: self.sums.success.value(),
+                sampled: self.sums.reward_sampled.value(),
+                success_sampled: self.sums.success_sampled.value(),
             },
             over_steps: self.intervals.into_values().filter_map(IntervalSums::finish).collect(),
-            lag: self.lag.lag(),
-            off_policy: self.lag.off_policy(),
-            advantage: self.advantage.finish(),
-            time: self.time.finish(),
-            versions: Versions { mixed: self.mixed.value(), longest_task, tasks },
-            prompts: self.prompts.finish(),
-            longest: self.longest.finish(),
-            most_surprising: self.surprising.finish(),
+            lag: lag.lag(),
+            off_policy: lag.off_policy(),
+            advantage: self.sums.advantage.finish(),
+            time: self.sums.time.finish(),
+            versions: Versions { mixed: self.sums.mixed.value(), longest_task, tasks },
+            prompts: self.sums.prompts.finish(),
+            longest: self.sums.longest.finish(),
+            most_surprising: self.sums.surprising.finish(),
         }
     }
 }
 
 impl IntervalSums {
+    /// Adds what comes after.
+    fn merge(&mut self, other: IntervalSums) {
+        if let Some((first, last)) = other.steps {
+            extend(&mut self.steps, first);
+            extend(&mut self.steps, last);
+        }
+        self.reward.merge(other.reward);
+        self.success.merge(other.success);
+        self.length.merge(other.length);
+        for (stop, count) in other.stops {
+            *self.stops.entry(stop).or_default() += count;
+        }
+        self.lags.merge(other.lags);
+        self.distance.merge(other.distance);
+    }
+
     fn finish(self) -> Option<Interval> {
         let (first_step, last_step) = self.steps?;
         let rollouts = self.length.count();
@@ -226,9 +338,9 @@ impl IntervalSums {
             success: self.success.value(),
             length: self.length.value(),
             stops: self.stops.into_iter().map(|(stop, n)| (stop, n as f64 / rollouts as f64)).collect(),
-            lag_mean: self.part.lags.mean.value(),
-            lag_max: self.part.lags.max,
-            ess: self.part.distance.ess(),
+            lag_mean: self.lags.mean.value(),
+            lag_max: self.lags.max,
+            ess: self.distance.ess(),
         })
     }
 }

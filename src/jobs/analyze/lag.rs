@@ -5,8 +5,9 @@ use crate::kernel::ess::Ess;
 use crate::kernel::kl::{k1, k3};
 use crate::kernel::mean::Mean;
 use crate::kernel::ratio::ratio;
+use crate::store::view::Row;
 use std::collections::BTreeMap;
-use tidegate_operators::record::Rollout;
+use std::ops::Range;
 
 /// Lags that are told apart; those beyond count as the last.
 const MAX_LAG_TOLD: i64 = 4096;
@@ -22,9 +23,15 @@ pub(super) struct Lags {
 }
 
 impl Lags {
-    fn add(&mut self, lag: i64) {
-        self.mean.add(lag as f64);
+    /// Of so many tokens.
+    fn add(&mut self, lag: i64, tokens: usize) {
+        self.mean.add_times(lag as f64, tokens as u64);
         self.max = self.max.max(Some(lag));
+    }
+
+    pub(super) fn merge(&mut self, other: Lags) {
+        self.mean.merge(other.mean);
+        self.max = self.max.max(other.max);
     }
 }
 
@@ -37,13 +44,18 @@ pub(super) struct Distance {
 }
 
 impl Distance {
-    fn add(&mut self, behavior: f32, current: f32) {
-        self.ess.add(ratio(current, behavior).into());
-        self.k1.add(k1(behavior, current).into());
-        self.k3.add(k3(behavior, current).into());
+    /// Of tokens in a row; where one of the lists is shorter, of those that both have.
+    fn of(behavior: &[f32], current: &[f32]) -> Self {
+        let mut distance = Distance::default();
+        for (behavior, current) in behavior.iter().zip(current) {
+            distance.ess.add(ratio(*current, *behavior).into());
+            distance.k1.add(k1(*behavior, *current).into());
+            distance.k3.add(k3(*behavior, *current).into());
+        }
+        distance
     }
 
-    fn merge(&mut self, other: Distance) {
+    pub(super) fn merge(&mut self, other: Distance) {
         self.ess.merge(other.ess);
         self.k1.merge(other.k1);
         self.k3.merge(other.k3);
@@ -61,59 +73,61 @@ struct AtLag {
     distance: Distance,
 }
 
-/// Sums of a run.
+/// Sums of some steps.
 #[derive(Debug, Default)]
 pub(super) struct LagSums {
     bound: Option<u64>,
-    all: Lags,
+    pub(super) all: Lags,
     broken: u64,
     by_lag: BTreeMap<i64, AtLag>,
     by_position: [Lags; TENTHS],
-    distance: Distance,
-}
-
-/// What one trained rollout adds to its interval.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Part {
-    pub(super) lags: Lags,
     pub(super) distance: Distance,
 }
 
-impl Part {
-    pub(super) fn merge(&mut self, other: Part) {
-        self.lags.mean.merge(other.lags.mean);
-        self.lags.max = self.lags.max.max(other.lags.max);
-        self.distance.merge(other.distance);
-    }
-}
-
 impl LagSums {
-    pub(super) fn set_bound(&mut self, bound: Option<u64>) {
-        self.bound = bound.or(self.bound);
+    /// Under the bound of a file, or the last one that was said.
+    pub(super) fn new(bound: Option<u64>) -> Self {
+        LagSums { bound, ..LagSums::default() }
     }
 
     /// Adds a trained rollout; a token counts where `mask` says so, and where there is no mask (an older file).
-    pub(super) fn add(&mut self, rollout: &Rollout) -> Part {
-        let mut part = Part::default();
-        let newest = rollout.step as i64 - 1;
-        for (position, version) in rollout.version.iter().enumerate().filter(|(i, _)| trained(rollout, *i)) {
-            let lag = newest - *version as i64;
-            let at = self.by_lag.entry(lag.clamp(-1, MAX_LAG_TOLD)).or_default();
-            at.tokens += 1;
-            self.all.add(lag);
-            self.by_position[position * TENTHS / rollout.version.len()].add(lag);
-            part.lags.add(lag);
+    pub(super) fn add(&mut self, row: &Row<'_>) {
+        let newest = row.step as i64 - 1;
+        let length = row.version.len();
+        for (tokens, version) in row.mask.ranges(length).flat_map(|range| row.version.runs(range)) {
+            let lag = newest - version as i64;
+            self.all.add(lag, tokens.len());
             let above = self.bound.is_some_and(|bound| lag > bound as i64);
-            self.broken += u64::from(above || lag < 0);
-            if let (Some(behavior), Some(current)) =
-                (rollout.logp_behavior.get(position), rollout.logp_current.get(position))
-            {
-                at.distance.add(*behavior, *current);
-                self.distance.add(*behavior, *current);
-                part.distance.add(*behavior, *current);
+            self.broken += if above || lag < 0 { tokens.len() as u64 } else { 0 };
+            let mut from = tokens.start;
+            while from < tokens.end {
+                let tenth = from * TENTHS / length;
+                let to = ((tenth + 1) * length).div_ceil(TENTHS).min(tokens.end);
+                self.by_position[tenth].add(lag, to - from);
+                from = to;
             }
+            let distance = Distance::of(part(row.logp_behavior, &tokens), part(row.logp_current, &tokens));
+            let at = self.by_lag.entry(lag.clamp(-1, MAX_LAG_TOLD)).or_default();
+            at.tokens += tokens.len() as u64;
+            at.distance.merge(distance);
+            self.distance.merge(distance);
         }
-        part
+    }
+
+    /// Adds what comes after.
+    pub(super) fn merge(&mut self, other: LagSums) {
+        self.bound = other.bound.or(self.bound);
+        self.all.merge(other.all);
+        self.broken += other.broken;
+        for (lag, at) in other.by_lag {
+            let sum = self.by_lag.entry(lag).or_default();
+            sum.tokens += at.tokens;
+            sum.distance.merge(at.distance);
+        }
+        for (sum, lags) in self.by_position.iter_mut().zip(other.by_position) {
+            sum.merge(lags);
+        }
+        self.distance.merge(other.distance);
     }
 
     pub(super) fn lag(&self) -> Lag {
@@ -160,7 +174,7 @@ impl LagSums {
     }
 }
 
-/// Whether a token of a trained rollout was trained.
-pub(super) fn trained(rollout: &Rollout, position: usize) -> bool {
-    rollout.mask.is_empty() || rollout.mask.get(position) == Some(&true)
+/// What of a list is of these tokens: nothing of one that ends before them.
+fn part<'a>(list: &'a [f32], tokens: &Range<usize>) -> &'a [f32] {
+    &list[tokens.start.min(list.len())..tokens.end.min(list.len())]
 }

@@ -1,9 +1,9 @@
 //! Sums of advantages and of times.
 
-use crate::jobs::analyze::lag::trained;
 use crate::jobs::analyze::report::{Advantages, Times};
 use crate::kernel::mean::Mean;
-use tidegate_operators::record::{Metrics, Rollout, Status};
+use crate::store::view::Row;
+use tidegate_operators::record::{Metrics, Status};
 
 #[derive(Debug, Default)]
 pub(super) struct AdvantageSums {
@@ -14,13 +14,30 @@ pub(super) struct AdvantageSums {
 }
 
 impl AdvantageSums {
-    pub(super) fn add(&mut self, rollout: &Rollout) {
-        for (_, a) in rollout.advantage.iter().enumerate().filter(|(i, _)| trained(rollout, *i)) {
-            self.mean.add((*a).into());
-            self.squares.add(f64::from(*a) * f64::from(*a));
-            self.zero.add(f64::from(u8::from(*a == 0.0)));
-            let (low, high) = self.range.unwrap_or((*a, *a));
-            self.range = Some((low.min(*a), high.max(*a)));
+    pub(super) fn add(&mut self, row: &Row<'_>) {
+        let trained = row.mask.ranges(row.advantage.len());
+        // Without a critic all of a rollout are the same.
+        for same in trained.flat_map(|range| row.advantage[range].chunk_by(|a, b| a.to_bits() == b.to_bits())) {
+            let (a, count) = (f64::from(same[0]), same.len() as u64);
+            self.mean.add_times(a, count);
+            self.squares.add_times(a * a, count);
+            self.zero.add_times(f64::from(u8::from(a == 0.0)), count);
+            self.extend(same[0], same[0]);
+        }
+    }
+
+    fn extend(&mut self, from: f32, to: f32) {
+        let (low, high) = self.range.unwrap_or((from, to));
+        self.range = Some((low.min(from), high.max(to)));
+    }
+
+    /// Adds what comes after.
+    pub(super) fn merge(&mut self, other: AdvantageSums) {
+        self.mean.merge(other.mean);
+        self.squares.merge(other.squares);
+        self.zero.merge(other.zero);
+        if let Some((low, high)) = other.range {
+            self.extend(low, high);
         }
     }
 
@@ -67,10 +84,10 @@ impl TimeSums {
     }
 
     /// A time of 0 was never taken.
-    pub(super) fn rollout(&mut self, rollout: &Rollout) {
+    pub(super) fn row(&mut self, row: &Row<'_>) {
         let taken = |ns: i64| (ns > 0).then_some(ns);
-        let admitted = taken(rollout.group.admitted_ns);
-        let (started, finished, used) = (taken(rollout.started_ns), taken(rollout.finished_ns), taken(rollout.trained_ns));
+        let admitted = taken(row.admitted_ns);
+        let (started, finished, used) = (taken(row.started_ns), taken(row.finished_ns), taken(row.trained_ns));
         self.first_ns = [self.first_ns, admitted, started].into_iter().flatten().min();
         self.last_ns = self.last_ns.max(finished).max(used);
         let spans = [
@@ -83,11 +100,28 @@ impl TimeSums {
         }
         if finished.is_some() {
             self.rollouts += 1;
-            self.tokens += rollout.tokens.len() as u64;
+            self.tokens += row.tokens as u64;
         }
-        if rollout.status == Status::Trained {
-            self.trained_tokens += (0..rollout.tokens.len()).filter(|i| trained(rollout, *i)).count() as u64;
+        if *row.status == Status::Trained {
+            self.trained_tokens += row.mask.ranges(row.tokens).map(|range| range.len() as u64).sum::<u64>();
         }
+    }
+
+    /// Adds what comes after.
+    pub(super) fn merge(&mut self, other: TimeSums) {
+        self.first_ns = [self.first_ns, other.first_ns].into_iter().flatten().min();
+        self.last_ns = self.last_ns.max(other.last_ns);
+        self.rollouts += other.rollouts;
+        self.tokens += other.tokens;
+        self.trained_tokens += other.trained_tokens;
+        self.queued.merge(other.queued);
+        self.generating.merge(other.generating);
+        self.ready.merge(other.ready);
+        self.train_ns += other.train_ns;
+        self.wait_forced_ns += other.wait_forced_ns;
+        self.wait_any_ns += other.wait_any_ns;
+        self.wait_log_ns += other.wait_log_ns;
+        self.skipped_steps += other.skipped_steps;
     }
 
     pub(super) fn finish(self) -> Times {

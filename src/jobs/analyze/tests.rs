@@ -2,13 +2,16 @@
 
 use crate::error::Error;
 use crate::jobs::Output;
-use crate::jobs::analyze::{Options, RunReport, SkipBad, analyze, report};
+use crate::jobs::analyze::report::Files;
+use crate::jobs::analyze::{Options, RunReport, SkipBad, analyze, report, report_run};
 use crate::store::layout::LogFile;
-use crate::store::{FooterInfo, ParquetLog, RunFolder};
+use crate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use std::collections::BTreeMap;
 use std::f64::consts::LN_2;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 use tempfile::TempDir;
 use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status, Stop};
 use tidegate_operators::seal::Log;
@@ -260,4 +263,104 @@ fn a_single_file_and_an_empty_run_are_analysed_too() {
     let empty = RunFolder::create(dir.path().join("run")).unwrap();
     let text = text_of(&empty, SkipBad::No).unwrap();
     assert!(text.contains("no trained step, 0 files read") && text.contains("rollouts: none"), "{text}");
+}
+
+/// A step of rollouts with masks, versions and lists of all kinds; the same for the same step.
+fn drawn(step: u64) -> Vec<Rollout> {
+    let mut state = step;
+    let mut below = |bound: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % bound
+    };
+    let mut rollouts = Vec::new();
+    for sample in 0..40 {
+        let length = below(30);
+        let mut version: Vec<u64> = (0..length).map(|_| below(3) as u64 + step - 2).collect();
+        version.sort_unstable_by_key(|version| if sample % 3 == 0 { 0 } else { *version });
+        let base = rollout(step, (step * 10 + u64::from(sample) / 4, sample), (u64::from(sample) / 4, "short"), &version);
+        let logp = |below: &mut dyn FnMut(usize) -> usize| -(below(4000) as f32) / 1000.0;
+        let logp_behavior: Vec<f32> = (0..length).map(|_| logp(&mut below)).collect();
+        let mut row = Rollout {
+            logp_current: logp_behavior.iter().map(|b| b + below(100) as f32 / 500.0 - 0.1).collect(),
+            logp_behavior,
+            mask: (0..length).map(|_| sample % 4 != 0 || below(3) > 0).collect(),
+            ..trained(base, below(3) as f32 / 2.0, &[])
+        };
+        row.advantage = (0..length).map(|_| if sample % 2 == 0 { 0.25 } else { below(5) as f32 - 2.0 }).collect();
+        match below(9) {
+            0 => row.mask.clear(),
+            1 => row.mask.truncate(length / 2),
+            2 => row.logp_current.truncate(length / 3),
+            3 => (row.status, row.reward) = (Status::Discarded(Reason::NoReward), None),
+            4 => row.advantage.clear(),
+            _ => {}
+        }
+        rollouts.push(row);
+    }
+    rollouts
+}
+
+fn drawn_run() -> (TempDir, RunFolder) {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = RunFolder::create(dir.path().join("run")).unwrap();
+    let mut log =
+        ParquetLog::new(folder.clone(), FooterInfo { spec: "schedule.max_lag = 1".into(), ..FooterInfo::default() });
+    for step in 2..14 {
+        log.seal(SealedStep { step, rollouts: drawn(step), metrics: metrics(step) }).unwrap();
+    }
+    (dir, folder)
+}
+
+/// Token by token, as the report's numbers are defined. Catches runs and ranges of tokens that are cut wrongly.
+#[test]
+fn sums_are_those_of_the_single_tokens() {
+    let (_dir, folder) = drawn_run();
+    let r = report_of(&folder, SkipBad::No);
+    let (mut lags, mut broken, mut tenths) = (Vec::new(), 0, [const { Vec::new() }; 10]);
+    let (mut ratios, mut k1, mut advantages, mut trained_tokens) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let rows: Vec<Rollout> = (2..14).flat_map(drawn).filter(|row| row.status == Status::Trained).collect();
+    for row in &rows {
+        let chosen = |i: &usize| row.mask.is_empty() || row.mask.get(*i) == Some(&true);
+        for i in (0..row.version.len()).filter(chosen) {
+            let lag = row.step as i64 - 1 - row.version[i] as i64;
+            lags.push(lag as f64);
+            tenths[i * 10 / row.version.len()].push(lag as f64);
+            broken += u64::from(!(0..=1).contains(&lag));
+            if let (Some(behavior), Some(current)) = (row.logp_behavior.get(i), row.logp_current.get(i)) {
+                ratios.push(f64::from(current - behavior).exp());
+                k1.push(f64::from(behavior - current));
+            }
+        }
+        advantages.extend((0..row.advantage.len()).filter(chosen).map(|i| f64::from(row.advantage[i])));
+        trained_tokens += (0..row.tokens.len()).filter(chosen).count();
+    }
+    let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+    assert_eq!((r.lag.mean, r.lag.broken), (Some(mean(&lags)), broken));
+    assert_eq!(r.lag.by_lag.iter().map(|row| row.tokens).sum::<u64>(), lags.len() as u64);
+    let by_position: Vec<_> = r.lag.by_position.iter().map(|row| row.lag_mean).collect();
+    assert_eq!(by_position, tenths.map(|lags| Some(mean(&lags))));
+    let sum: f64 = ratios.iter().sum();
+    close(r.off_policy.ess, sum * sum / (ratios.len() as f64 * ratios.iter().map(|w| w * w).sum::<f64>()));
+    close(r.off_policy.k1, mean(&k1));
+    assert_eq!((r.off_policy.tokens, r.advantage.tokens), (ratios.len() as u64, advantages.len() as u64));
+    close(r.advantage.mean, mean(&advantages));
+    close(r.advantage.zero, advantages.iter().filter(|a| **a == 0.0).count() as f64 / advantages.len() as f64);
+    close(r.time.trained_tokens_per_s, trained_tokens as f64 / r.time.wall_s.unwrap());
+    let mixed = |row: &Rollout| row.version.iter().any(|v| *v != row.version[0]);
+    let all: Vec<Rollout> = (2..14).flat_map(drawn).filter(|row| !row.tokens.is_empty()).collect();
+    close(r.versions.mixed, all.iter().filter(|row| mixed(row)).count() as f64 / all.len() as f64);
+}
+
+/// To the last bit, however many threads read it and whatever files its steps are in.
+#[test]
+fn threads_and_files_change_nothing() {
+    let (_dir, folder) = drawn_run();
+    let report = |threads| {
+        let run = report_run(folder.path(), SkipBad::No, NonZeroUsize::new(threads).unwrap()).unwrap();
+        format!("{:?}", RunReport { files: Files { read: 0, ..run.files }, ..run })
+    };
+    let one = report(1);
+    assert_eq!([report(2), report(5)], [one.as_str(); 2]);
+    compact(&folder, 9, &Limits { linger: Duration::ZERO, ..Limits::default() }).unwrap();
+    assert_eq!([report(1), report(3)], [one.as_str(); 2]);
 }

@@ -1,6 +1,6 @@
 //! Compaction: every row once, whatever files it is in, and whatever happens meanwhile.
 
-use super::{info, run, small_step};
+use super::{assert_viewed, info, run, small_step};
 use crate::durable::temporary;
 use crate::error::Error;
 use crate::store::layout::{LogFile, RunFolder};
@@ -72,7 +72,7 @@ fn merged(first: Step, last: Step) -> LogFile {
 fn a_compacted_log_says_the_same() {
     let (_dir, folder, mut log) = run();
     // An empty step, one of several row groups, one that a row group ends before; a tail that was superseded.
-    let rows = [3, 0, 1500, 600, 500, 1, 1, 1, 7];
+    let rows = [3, 0, 9000, 7600, 500, 1, 1, 1, 7];
     for (step, rows) in (1..).zip(rows) {
         if step == 4 {
             log.seal(SealedStep { metrics: None, ..small_step(4) }).unwrap();
@@ -82,9 +82,9 @@ fn a_compacted_log_says_the_same() {
     log.seal(SealedStep { metrics: None, ..small_step(10) }).unwrap();
     fs::write(folder.rollouts().join("notes.txt"), "mine").unwrap();
     let (before, rows_before, all) = (said(&folder), globbed(&folder), format!("{:?}", metrics(&folder).unwrap()));
-    let Compacted { merged: made, replaced, rows, left } = compact(&folder, 8, &limits(2700)).unwrap();
+    let Compacted { merged: made, replaced, rows, left } = compact(&folder, 8, &limits(18_000)).unwrap();
     assert_eq!(made, [merged(1, 8)]);
-    assert_eq!((replaced.len(), rows, left.len()), (8, 2606, 0));
+    assert_eq!((replaced.len(), rows, left.len()), (8, 17_106, 0));
     let tails = [LogFile::Tail(4), LogFile::Tail(10)];
     assert_eq!(folder.log_files().unwrap(), [merged(1, 8), tails[0], LogFile::Step(9), tails[1]]);
     assert_eq!(fs::read_to_string(folder.rollouts().join("notes.txt")).unwrap(), "mine");
@@ -100,16 +100,17 @@ fn a_compacted_log_says_the_same() {
     parts.reverse();
     let backwards: Vec<u64> = parts.into_iter().map(|part| reader.read(part).unwrap().footer.step).collect();
     assert_eq!(backwards, [10, 9, 8, 7, 6, 5, 4, 4, 3, 2, 1]);
-    assert_eq!(reader.step(3).unwrap().into_sealed().rollouts, step_of(3, 1500).rollouts);
+    assert_eq!(reader.step(3).unwrap().into_sealed().rollouts, step_of(3, 9000).rollouts);
     assert_eq!(steps_after(&folder, 7).unwrap().map(|s| s.unwrap().rollouts.len()).collect::<Vec<_>>(), [1, 7]);
+    assert_viewed(&mut LogReader::open(&folder).unwrap());
     let file = SerializedFileReader::new(File::open(folder.log_file(merged(1, 8))).unwrap()).unwrap();
     let groups: Vec<i64> = file.metadata().row_groups().iter().map(|group| group.num_rows()).collect();
-    assert_eq!(groups, [3, 1024, 476, 600, 503], "a row group ends where a step does");
+    assert_eq!(groups, [3, 8192, 808, 8103], "a row group ends where a step does");
     // A step that is sealed is sealed, wherever it is.
     let again = log.seal(small_step(3)).unwrap_err().message;
     assert!(again.contains("step-00000001-00000008.parquet: step 3 is sealed already"), "{again}");
     // Nothing to do, and nothing done.
-    assert!(compact(&folder, 8, &limits(2700)).unwrap().merged.is_empty());
+    assert!(compact(&folder, 8, &limits(18_000)).unwrap().merged.is_empty());
 }
 
 /// Catches a merged file above its limits, and a row that is copied each time.

@@ -1,7 +1,7 @@
 //! What is written comes back, whatever it is.
 
-use super::{info, run, small_step, write_small};
-use crate::store::{layout::LogFile, read_footer, read_step, steps, write_metrics};
+use super::{assert_viewed, info, run, small_step, write_small};
+use crate::store::{LogReader, layout::LogFile, read_footer, read_step, steps, write_metrics};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -163,5 +163,6 @@ proptest! {
         let file = folder.log_file(folder.log_files().unwrap()[0]);
         // `Debug` and not `==`, so that NaN is itself.
         prop_assert_eq!(format!("{:?}", read_step(&file).unwrap().into_sealed()), format!("{sealed:?}"));
+        assert_viewed(&mut LogReader::open(&folder).unwrap());
     }
 }

@@ -1,10 +1,10 @@
 //! Files of older writers and of other tools: read with defaults and a note, or refused by file and column.
 
-use super::{small_step, write_small};
+use super::{assert_viewed, small_step, write_small};
 use crate::error::{Error, Result};
 use crate::store::StepFile;
 use crate::store::schema::schema;
-use crate::store::{encode::encode, read_json_rows, read_step};
+use crate::store::{LogReader, encode::encode, read_json_rows, read_step};
 use arrow::array::{ArrayRef, Int32Array, NullArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema};
@@ -53,7 +53,11 @@ impl Table {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("step-00000001.parquet");
         write(&path, &self.batch(), 4, footer);
-        read_step(&path)
+        let read = read_step(&path);
+        if read.is_ok() {
+            assert_viewed(&mut LogReader::of_file(&path).unwrap());
+        }
+        read
     }
 }
 
