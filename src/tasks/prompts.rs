@@ -438,4 +438,33 @@ mod tests {
         let message = text(&spec(), json!({"prompt": [{"role": "user", "content": "bad"}]})).unwrap_err().to_string();
         assert_eq!(message, "some/file.jsonl: column prompt: line 1: chat template, line 2: no bad words");
     }
+    /// Catches tools that do not reach the template, in another order than the row's, or that leave the metadata.
+    #[test]
+    fn tools_of_a_row_are_shown_to_the_template() {
+        let source = "{% for tool in tools or [] %}{{ tool | tojson }} {% endfor %}{{ messages[-1].tool_calls | tojson }}";
+        let chat = r#"[{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"b": 1, "a": 2}}]}]"#;
+        let read = |spec: &DataSpec, tools: &str| {
+            let text = format!(r#"{{"prompt": {chat}, "tools": {tools}, "level": 1}}"#);
+            let fields = serde_json::from_str(&text).unwrap();
+            let template = ChatTemplate::new(source, "", "").ok();
+            let reader = Reader { spec, template: template.as_ref(), purpose: Use::Rollouts, text: Some(&text) };
+            reader.item(0, fields).map_err(|refused| format!("{}: {}", refused.column, refused.reason))
+        };
+        let calls = r#"[{"name": "f", "arguments": {"b": 1, "a": 2}}]"#;
+        for tools in [r#"[{"z": {"y": 1, "x": []}}, {"b": 2}]"#, r#""[{\"z\": {\"y\":1, \"x\":[]}}, {\"b\": 2}]""#] {
+            let item = read(&spec(), tools).unwrap();
+            assert_eq!(item.text, format!(r#"{{"z": {{"y": 1, "x": []}}}} {{"b": 2}} {calls}"#));
+            assert!(item.meta.contains("\"tools\":"), "{}", item.meta);
+        }
+        assert_eq!(read(&spec(), "null").unwrap().text, calls);
+        assert_eq!(read(&DataSpec { tools: String::new(), ..spec() }, "[1]").unwrap().text, calls);
+        for tools in ["[1]", "{}", "\"search\"", "\"[2]\""] {
+            let message = read(&spec(), tools).err().unwrap();
+            assert!(message.starts_with("tools: found ") && message.ends_with("such a list as text"), "{message}");
+        }
+        let user = DataSpec { prompt_as: PromptAs::User, ..spec() };
+        let template = ChatTemplate::new("{{ tools | tojson }}", "", "").ok();
+        let row = json!({"prompt": "1+1?", "tools": [{"name": "add"}]});
+        assert_eq!(read_with(&user, template, Use::Rollouts, &[row]).remove(0).unwrap().text, r#"[{"name": "add"}]"#);
+    }
 }

@@ -50,7 +50,7 @@ CHATS = {
     "unicode": {"messages": [
         {"role": "system", "content": "日本語で。\u200b"}, {"role": "user", "content": "e\u0301 🦀 <b>&amp;</b> 'q' \"Q\" \\n \u2028 {{ x }} {% if %}\ttab  "}]},
     "a trailing answer": {"messages": [
-        {"role": "user", "content": "Count."}, {"role": "assistant", "reasoning_content": "up\n", "content": "1, 2,"}]},
+        {"role": "user", "content": "Count."}, {"role": "assistant", "reasoning": "up\n", "content": "1, 2,"}]},
 }
 
 # The templates are ours, of the constructs that the published ones lean on: white space control, namespaces, loops backwards,
