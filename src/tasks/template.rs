@@ -316,5 +316,5 @@ mod tests {
 }
 
 #[cfg(test)]
-#[path = "template_golden.rs"]
+#[path = "template_tests.rs"]
 mod golden;
