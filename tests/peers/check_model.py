@@ -17,6 +17,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOLERANCE = 1e-3
+SAVED_TOLERANCE = 1e-4
 NEW_TOKENS = 64
 STORY = ("The lighthouse had not been lit for eleven years, and the people of the harbour had grown used to the dark. ")
 TEXTS = [
@@ -135,12 +136,16 @@ def check_greedy(asked: dict, answers: dict, model) -> list[str]:
 def check_saved(out: Path, answers: dict, model) -> list[str]:
     saved = load(out / "saved", torch.float32)
     far = max(spread(logits_of(saved, answer["tokens"]), logits_of(model, answer["tokens"]))[0] for answer in answers["texts"])
-    print(f"saved     in transformers its logits differ by {far:.1e}")
+    theirs = model.state_dict()
+    other = sorted(name for name, tensor in saved.state_dict().items() if not torch.equal(tensor, theirs[name]))
+    print(f"saved     {len(theirs)} tensors, {len(other)} differ; in transformers its logits differ by {far:.1e}")
     tokenizer, right = AutoTokenizer.from_pretrained(out / "saved"), AutoTokenizer.from_pretrained(model.name_or_path)
     chat = [{"role": "user", "content": "Hi"}]
     same = tokenizer.apply_chat_template(chat, tokenize=False) == right.apply_chat_template(chat, tokenize=False)
     wrong = [] if same else ["the saved folder renders a chat otherwise"]
-    return wrong + ([f"the saved model's logits differ by {far}"] if far > 0.0 else [])
+    # The same numbers, loaded twice, were seen to give logits that differ in their last bits: up to 2.1e-5, or not at all.
+    wrong += [f"the saved model's logits differ by {far}"] if far > SAVED_TOLERANCE else []
+    return wrong + [f"the saved model has other numbers in {name}" for name in other]
 
 
 def check(out: Path) -> list[str]:
