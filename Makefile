@@ -113,11 +113,18 @@ PEER_MODELS := .peers-models/tiny .peers-models/smol_f32 .peers-models/smol_bf16
 peers: .peers .peers-vllm $(PEER_MODELS) ## fetch what tidegate is compared with: transformers, TRL, vLLM, two models (12 GB)
 
 SAVED := $(CURDIR)/target/saved
+COMPARED := $(CURDIR)/target/compared
 .PHONY: test-peers
-test-peers: libtorch .peers ## compare with transformers (fetches 6 GB into .peers)
+test-peers: libtorch .peers .peers-models/smol_f32 .peers-models/smol_bf16 ## compare with transformers (fetches 6 GB into .peers)
 	@rm -rf '$(SAVED)'
 	TIDEGATE_KEEP_SAVED='$(SAVED)' $(CARGO) test --lib saved_folders
 	.peers/bin/python tests/peers/check_saved.py '$(SAVED)'/*
+	@rm -rf '$(COMPARED)'
+	for type in f32 bf16; do \
+	  .peers/bin/python tests/peers/check_model.py ask .peers-models/smol_$$type '$(COMPARED)'/$$type && \
+	  TIDEGATE_COMPARE='$(COMPARED)'/$$type $(CARGO) test --lib answers_for_comparison && \
+	  .peers/bin/python tests/peers/check_model.py check '$(COMPARED)'/$$type || exit 1; \
+	done
 	.peers/bin/python -m doctest benches/peers/common.py benches/peers/roofline.py benches/peers/rows.py benches/peers/table.py
 
 .PHONY: test-cuda

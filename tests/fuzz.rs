@@ -30,7 +30,7 @@ use tidegate::tasks::outside::protocol;
 use tidegate::tasks::prompts::Use;
 use tidegate::tasks::reward::Reward;
 use tidegate::tasks::spec::{DataSpec, RewardSpec};
-use tidegate::tasks::template::ChatTemplate;
+use tidegate::tasks::template::{Chat, ChatTemplate, Next, Ordered};
 use tidegate_operators::record::{Group, Metrics, Prompt, Rollout, SealedStep, Status};
 use tidegate_operators::seal::Log;
 
@@ -431,7 +431,8 @@ fn chat_templates() {
     let messages = [json!({"role": "user", "content": "1+1=?"}), json!({"role": "assistant", "content": "2"})];
     let read = |bytes: &[u8]| {
         let template = ChatTemplate::new(&String::from_utf8_lossy(bytes), "<s>", "</s>");
-        template.map(|template| drop(template.render(&messages))).is_ok()
+        let chat = Chat { messages: Ordered::from(messages.as_slice()), tools: None };
+        template.map(|template| drop(template.render(&chat, Next::Answer))).is_ok()
     };
     fuzz("chat templates", vec![chat.into(), other.into()], words, read);
 }

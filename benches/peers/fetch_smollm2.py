@@ -54,8 +54,8 @@ def template(gguf: Path) -> str:
 
 
 def edit(path: Path, change) -> None:
-    values = json.loads(path.read_text())
-    change(values)
+    values = change(json.loads(path.read_text()))
+    values.pop("_model_name_or_path", None)  # a title that the package has
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -63,8 +63,8 @@ def save(out: Path, model, tokenizer) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     # Where readers that are older than this transformers look.
-    edit(out / "config.json", lambda config: config.update(rope_theta=config["rope_parameters"]["rope_theta"]))
-    edit(out / "tokenizer_config.json", lambda config: config.update(chat_template=tokenizer.chat_template))
+    edit(out / "config.json", lambda config: config | {"rope_theta": config["rope_parameters"]["rope_theta"]})
+    edit(out / "tokenizer_config.json", lambda config: config | {"chat_template": tokenizer.chat_template})
 
 
 def answer(out: Path, dtype) -> str:

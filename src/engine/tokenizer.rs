@@ -245,6 +245,28 @@ mod tests {
         assert_eq!((tokenizer.id("<eos>"), tokenizer.id("none"), tokenizer.size()), (Some(257), None, 258));
     }
 
+    /// A tokenizer that puts its own beginning and end around a text (as Llama 3's does) adds neither to a prompt, whose template
+    /// has them already.
+    #[test]
+    fn a_prompt_of_a_template_gets_no_second_beginning() {
+        let mut file: Value = serde_json::from_str(&char_level("hi\n")).unwrap();
+        let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+        let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+        file["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [special("<bos>"), sequence("A"), special("<eos>")],
+            "pair": [special("<bos>"), sequence("A"), sequence("B")],
+            "special_tokens": {
+                "<bos>": {"id": "<bos>", "ids": [1], "tokens": ["<bos>"]},
+                "<eos>": {"id": "<eos>", "ids": [2], "tokens": ["<eos>"]},
+            },
+        });
+        let tokenizer = Tokenizer::parse(&file.to_string()).unwrap();
+        assert_eq!(tokenizer.encode("<bos>hi\n<eos>\n").unwrap(), [1, 4, 5, 6, 2, 6]);
+        assert_eq!(tokenizer.unknown("<bos>hi?", &[1, 4, 5, 3]), Some('?'));
+        assert_eq!(tokenizer.encode("").unwrap(), [] as [u32; 0]);
+    }
+
     #[test]
     fn characters_round_trip_with_newlines_spaces_and_specials() {
         let folder = tempfile::tempdir().unwrap();

@@ -123,7 +123,7 @@ impl Table for Rows {
 
     fn row(&mut self, index: u64) -> Result<Row, Unread> {
         let fields = self.0.row(index).map_err(Unread::Row)?;
-        Ok(Row { place: Place::Row(index + 1), fields })
+        Ok(Row { place: Place::Row(index + 1), fields, text: None })
     }
 }
 
@@ -166,6 +166,7 @@ fn default_template(value: &Value) -> Result<Option<String>, String> {
 mod tests {
     use super::*;
     use crate::tasks::spec::{Order, RewardSpec};
+    use crate::tasks::template::{Chat, Next};
     use serde_json::json;
     use std::fs;
     use std::path::PathBuf;
@@ -213,7 +214,8 @@ mod tests {
             let (dir, _) = written("tokenizer_config.json", &config.to_string());
             jinja.into_iter().for_each(|text| fs::write(dir.path().join("chat_template.jinja"), text).unwrap());
             let template = template(dir.path())?;
-            Ok(template.map_or_else(|| "none".to_owned(), |template| template.render(&[]).unwrap()))
+            Ok(template
+                .map_or_else(|| "none".to_owned(), |template| template.render(&Chat::default(), Next::Answer).unwrap()))
         };
         assert_eq!(says(&json!({}), None).unwrap(), "none");
         assert_eq!(

@@ -115,16 +115,16 @@ impl Table for JsonLines {
         if bytes.len() as u64 > LONGEST {
             return Err(Unread::Row(refuse(&self.path, format!("longer than {LONGEST} bytes"))));
         }
-        let fields = object(&bytes).map_err(|reason| Unread::Row(refuse(&self.path, reason)))?;
-        Ok(Row { place: Place::Line(line), fields })
+        let (fields, text) = object(bytes).map_err(|reason| Unread::Row(refuse(&self.path, reason)))?;
+        Ok(Row { place: Place::Line(line), fields, text: Some(text) })
     }
 }
 
-/// The object of a line.
-fn object(bytes: &[u8]) -> Result<Map<String, Value>, String> {
-    let text = std::str::from_utf8(bytes).map_err(|e| format!("byte {} is not UTF-8", e.valid_up_to() + 1))?;
-    match serde_json::from_str(text) {
-        Ok(Value::Object(fields)) => Ok(fields),
+/// The object of a line, and its text.
+fn object(bytes: Vec<u8>) -> Result<(Map<String, Value>, String), String> {
+    let text = String::from_utf8(bytes).map_err(|e| format!("byte {} is not UTF-8", e.utf8_error().valid_up_to() + 1))?;
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(fields)) => Ok((fields, text)),
         Ok(other) => Err(format!("found {}, expected a JSON object on each line", described(&other))),
         Err(e) => Err(format!("not JSON at column {}: {}", e.column(), reason(&e))),
     }

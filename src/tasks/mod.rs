@@ -7,7 +7,7 @@
 //! | [`source`] | a run's prompts: the n-th is a function of n |
 //! | [`generated`] | tasks made here, in a training and a held-out half |
 //! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long; [`example`] what each gives |
-//! | [`prompts`], [`table`], [`jsonl`], [`template`] | data sets of others: rows, where they lie, JSON Lines, chat templates |
+//! | [`prompts`], [`table`], [`jsonl`], [`template`] | data sets of others: rows, where they lie, JSON Lines, chat templates (`messages` for them, `python_json` in them) |
 //! | [`fit`] | prompts that are too long |
 //! | [`reward`], [`number`], [`shaping`] | what a completion is worth, by rule |
 //! | [`outside`] | what a completion is worth, asked of a program or a server |
@@ -21,9 +21,11 @@ pub mod fit;
 pub mod generated;
 pub mod item;
 pub mod jsonl;
+mod messages;
 pub mod number;
 pub mod outside;
 pub mod prompts;
+mod python_json;
 pub mod reward;
 pub mod shaping;
 pub mod shuffle;

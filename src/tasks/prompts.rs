@@ -7,14 +7,16 @@
 //! | task | `task`, else `data_source` (verl), else `data.task` |
 //! | completion | `completion`: text, or a list of messages (TRL); for supervised pairs only |
 //! | most tokens of an answer | `max_tokens`: a number from 1, where it is below `generate.max_tokens` |
+//! | tools | `tools` (`data.tools`): a list of JSON schemas, or that as text; for the chat template of messages |
 //! | meta | all other columns, as a JSON object |
 //!
 //! Messages become text by the model's chat template; without one, by joining their contents with newlines.
 
 use super::item::Item;
+use super::messages::{self, contents};
 use super::spec::{DataSpec, PromptAs};
 use super::table::{Spread, Table, Unread};
-use super::template::ChatTemplate;
+use super::template::{Chat, ChatTemplate, Next, Ordered};
 use crate::error::Error;
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -24,6 +26,8 @@ use std::fmt;
 pub struct Row {
     pub place: Place,
     pub fields: Map<String, Value>,
+    /// The row as JSON text with its keys in their own order, which templates show; None where that is not known.
+    pub text: Option<String>,
 }
 
 /// Where a row stands in its file, from 1: errors name it.
@@ -90,8 +94,9 @@ impl Items {
     /// What the table says; a row without a prompt (or completion, where it is needed), a null, an empty text, a wrong type, or
     /// messages that the template refuses: the file, the column, the row, what was found and what would be right are named.
     pub fn item(&mut self, id: u64) -> Result<Item, Unread> {
-        let Row { place, fields } = self.table.row(id)?;
-        let reader = Reader { spec: &self.spec, template: self.template.as_ref(), purpose: self.purpose };
+        let Row { place, fields, text } = self.table.row(id)?;
+        let (template, text) = (self.template.as_ref(), text.as_deref());
+        let reader = Reader { spec: &self.spec, template, purpose: self.purpose, text };
         reader.item(id, fields).map_err(|Refused { column, reason }| {
             Unread::Row(Error::column(&self.spec.file, column, format!("{place}: {reason}")))
         })
@@ -102,6 +107,8 @@ struct Reader<'a> {
     spec: &'a DataSpec,
     template: Option<&'a ChatTemplate>,
     purpose: Use,
+    /// Of the row, see [`Row::text`].
+    text: Option<&'a str>,
 }
 
 /// A column that cannot be used, and why.
@@ -138,11 +145,14 @@ impl Reader<'_> {
             Value::String(text) if text.is_empty() => return refuse(column, format!("empty, expected {PROMPT_SHAPES}")),
             Value::String(text) => match self.spec.prompt_as {
                 PromptAs::Text => text,
-                PromptAs::User => self.rendered(column, &self.conversation(&text))?,
+                PromptAs::User => self.rendered(column, Ordered::from(self.conversation(&text).as_slice()), fields)?,
             },
             Value::Array(messages) => {
-                check_messages(column, &messages)?;
-                self.rendered(column, &messages)?
+                self.checked(column, &messages)?;
+                match self.template {
+                    Some(_) => self.rendered(column, messages::ordered(&messages, column, self.text), fields)?,
+                    None => contents(&messages),
+                }
             }
             other => return refuse(column, format!("found {}, expected {PROMPT_SHAPES}", described(&other))),
         };
@@ -154,11 +164,14 @@ impl Reader<'_> {
         system.chain([json!({"role": "user", "content": text})]).collect()
     }
 
-    fn rendered(&self, column: &str, messages: &[Value]) -> Result<String, Refused> {
-        match self.template {
-            Some(template) => template.render(messages).or_else(|e| refuse(column, e.to_string())),
-            None => Ok(contents(messages)),
-        }
+    fn checked(&self, column: &str, messages: &[Value]) -> Result<(), Refused> {
+        messages::wrong(messages).map_or(Ok(()), |reason| refuse(column, reason))
+    }
+
+    fn rendered(&self, column: &str, messages: Ordered, fields: &Map<String, Value>) -> Result<String, Refused> {
+        let tools = messages::tools(fields, &self.spec.tools, self.text).or_else(|e| refuse(&self.spec.tools, e))?;
+        let rendered = |template: &ChatTemplate| template.render(&Chat { messages, tools }, Next::Answer);
+        self.template.map_or(Ok(String::new()), rendered).or_else(|e| refuse(column, e.to_string()))
     }
 
     fn answer(&self, fields: &mut Map<String, Value>) -> Result<String, Refused> {
@@ -202,7 +215,7 @@ impl Reader<'_> {
         let text = match fields.remove(column) {
             Some(Value::String(text)) => text,
             Some(Value::Array(messages)) => {
-                check_messages(column, &messages)?;
+                self.checked(column, &messages)?;
                 contents(&messages)
             }
             Some(Value::Null) | None => String::new(),
@@ -254,29 +267,6 @@ fn max_tokens(fields: &mut Map<String, Value>) -> Result<Option<u32>, Refused> {
     }
 }
 
-fn check_messages(column: &str, messages: &[Value]) -> Result<(), Refused> {
-    if messages.is_empty() {
-        return refuse(column, "the list of messages is empty");
-    }
-    for (i, message) in messages.iter().enumerate() {
-        for key in ["role", "content"] {
-            match message.get(key) {
-                Some(Value::String(_)) => {}
-                Some(other) => {
-                    return refuse(column, format!("message {}: {key}: found {}, expected text", i + 1, described(other)));
-                }
-                None => return refuse(column, format!("message {}: found {} without {key}", i + 1, described(message))),
-            }
-        }
-    }
-    Ok(())
-}
-
-fn contents(messages: &[Value]) -> String {
-    let contents: Vec<&str> = messages.iter().filter_map(|message| message.get("content")?.as_str()).collect();
-    contents.join("\n")
-}
-
 /// A value in the words of an error message: its type, and the value itself where it is short.
 pub fn described(value: &Value) -> String {
     match value {
@@ -311,7 +301,7 @@ mod tests {
         }
 
         fn row(&mut self, index: u64) -> Result<Row, Unread> {
-            Ok(Row { place: Place::Line(index + 1), fields: self.0[index as usize].clone() })
+            Ok(Row { place: Place::Line(index + 1), fields: self.0[index as usize].clone(), text: None })
         }
     }
 
@@ -467,5 +457,34 @@ mod tests {
         assert_eq!(text(&user, row).unwrap().text, "<system>Be short.\n<user>1+1?\n<assistant>");
         let message = text(&spec(), json!({"prompt": [{"role": "user", "content": "bad"}]})).unwrap_err().to_string();
         assert_eq!(message, "some/file.jsonl: column prompt: line 1: chat template, line 2: no bad words");
+    }
+    /// Catches tools that do not reach the template, in another order than the row's, or that leave the metadata.
+    #[test]
+    fn tools_of_a_row_are_shown_to_the_template() {
+        let source = "{% for tool in tools or [] %}{{ tool | tojson }} {% endfor %}{{ messages[-1].tool_calls | tojson }}";
+        let chat = r#"[{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"b": 1, "a": 2}}]}]"#;
+        let read = |spec: &DataSpec, tools: &str| {
+            let text = format!(r#"{{"prompt": {chat}, "tools": {tools}, "level": 1}}"#);
+            let fields = serde_json::from_str(&text).unwrap();
+            let template = ChatTemplate::new(source, "", "").ok();
+            let reader = Reader { spec, template: template.as_ref(), purpose: Use::Rollouts, text: Some(&text) };
+            reader.item(0, fields).map_err(|refused| format!("{}: {}", refused.column, refused.reason))
+        };
+        let calls = r#"[{"name": "f", "arguments": {"b": 1, "a": 2}}]"#;
+        for tools in [r#"[{"z": {"y": 1, "x": []}}, {"b": 2}]"#, r#""[{\"z\": {\"y\":1, \"x\":[]}}, {\"b\": 2}]""#] {
+            let item = read(&spec(), tools).unwrap();
+            assert_eq!(item.text, format!(r#"{{"z": {{"y": 1, "x": []}}}} {{"b": 2}} {calls}"#));
+            assert!(item.meta.contains("\"tools\":"), "{}", item.meta);
+        }
+        assert_eq!(read(&spec(), "null").unwrap().text, calls);
+        assert_eq!(read(&DataSpec { tools: String::new(), ..spec() }, "[1]").unwrap().text, calls);
+        for tools in ["[1]", "{}", "\"search\"", "\"[2]\""] {
+            let message = read(&spec(), tools).err().unwrap();
+            assert!(message.starts_with("tools: found ") && message.ends_with("such a list as text"), "{message}");
+        }
+        let user = DataSpec { prompt_as: PromptAs::User, ..spec() };
+        let template = ChatTemplate::new("{{ tools | tojson }}", "", "").ok();
+        let row = json!({"prompt": "1+1?", "tools": [{"name": "add"}]});
+        assert_eq!(read_with(&user, template, Use::Rollouts, &[row]).remove(0).unwrap().text, r#"[{"name": "add"}]"#);
     }
 }

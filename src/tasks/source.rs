@@ -112,7 +112,7 @@ mod tests {
                 return Err(Unread::File(Error::file("a.jsonl", "the disk is gone")));
             }
             let text = if index == 5 { Value::Null } else { "1+1=".into() };
-            Ok(Row { place: Place::Line(index + 1), fields: Map::from_iter([("prompt".to_owned(), text)]) })
+            Ok(Row { place: Place::Line(index + 1), fields: Map::from_iter([("prompt".to_owned(), text)]), text: None })
         }
     }
 

@@ -63,6 +63,9 @@ pub struct DataSpec {
     /// What a prompt that is plain text means.
     #[serde(default)]
     pub prompt_as: PromptAs,
+    /// The column of the tools that the chat template shows (JSON schemas); empty for none.
+    #[serde(default = "tools")]
+    pub tools: String,
     /// A system message to put before each user message (`prompt_as = "user"` only).
     pub system: Option<String>,
     #[serde(default)]
@@ -80,6 +83,10 @@ pub struct DataSpec {
 
 fn prompt() -> String {
     "prompt".into()
+}
+
+fn tools() -> String {
+    "tools".into()
 }
 
 fn data() -> String {
@@ -126,6 +133,7 @@ impl DataSpec {
             answer: None,
             task: data(),
             prompt_as: PromptAs::default(),
+            tools: tools(),
             system: None,
             order: Order::default(),
             epochs: 0,

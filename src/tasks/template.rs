@@ -1,16 +1,17 @@
 //! Chat templates: a list of messages becomes the text that the model was trained on.
 //!
-//! A template is a program that came with a model. It gets `messages`, `add_generation_prompt` (true), `bos_token`,
-//! `eos_token` and `raise_exception`, reaches no file and no clock (`strftime_now` is not defined), and has a limit on its work and
-//! on what it makes. What outruns them is a value that holds itself and is joined to a text: minijinja writes it without end.
+//! A template is a program that came with a model. It gets what it gets in transformers, where they come from: `messages`, `tools`
+//! and `documents` (none), `add_generation_prompt`, `bos_token`, `eos_token` and `raise_exception`. It reaches no file and no clock
+//! (`strftime_now` is not defined, so that a prompt is the same every day), and has a limit on its work and on what it makes. What outruns them is a value that holds itself and is joined to a text: minijinja writes it without end.
 
+use super::python_json::{Options, dumps, number};
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value, context};
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter};
-use std::{fmt, io};
+use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::fmt;
 
 /// Most work of one rendering, in minijinja's units of about one instruction, or 64 bytes that are made (26 MB in all): some
 /// ten times a long chat's.
@@ -24,6 +25,74 @@ const DEEPEST_VALUE: usize = 64;
 
 /// Deepest nesting of macros and recursive loops; minijinja's own 500 are more than a small stack holds.
 const DEPTH: usize = 200;
+
+/// JSON whose objects keep their keys in the order of their text: templates write them out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Ordered(Value);
+
+impl Ordered {
+    /// One value of the object that `text` holds; None where it holds none of that name.
+    pub fn column(text: &str, name: &str) -> Option<Ordered> {
+        serde_json::from_str::<BTreeMap<String, Ordered>>(text).ok()?.remove(name)
+    }
+}
+
+impl From<&[serde_json::Value]> for Ordered {
+    fn from(list: &[serde_json::Value]) -> Ordered {
+        Ordered(Value::from(Serde(list)))
+    }
+}
+
+/// What a template makes a text of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chat {
+    /// A list of objects with `role`, `content` and what else the template knows.
+    pub messages: Ordered,
+    /// JSON schemas of the functions that the model may call.
+    pub tools: Option<Ordered>,
+}
+
+/// What follows the last message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The head of the assistant's answer (`add_generation_prompt`).
+    Answer,
+    /// Nothing: the conversation is whole.
+    Nothing,
+}
+
+/// Names that templates have for what a model thinks before it answers.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// The message, in which what was thought has each name that templates read, as transformers gives it.
+fn aliased(message: Value) -> Value {
+    let get = |name: &str| message.get_attr(name).ok().filter(|value| !value.is_none() && !value.is_undefined());
+    let Some(thought) = REASONING.into_iter().find_map(get) else { return message };
+    let mut pairs = vec![(Value::from("thinking"), thought.clone())];
+    for key in message.try_iter().into_iter().flatten() {
+        let value = message.get_item(&key).unwrap_or_default();
+        set(&mut pairs, key, value);
+    }
+    set(&mut pairs, Value::from(REASONING[0]), thought);
+    Value::from(Serde(Pairs(pairs)))
+}
+
+/// As in a dictionary of Python: a key that is there keeps its place.
+fn set(pairs: &mut Vec<(Value, Value)>, key: Value, value: Value) {
+    match pairs.iter_mut().find(|(name, _)| *name == key) {
+        Some(pair) => pair.1 = value,
+        None => pairs.push((key, value)),
+    }
+}
+
+struct Pairs(Vec<(Value, Value)>);
+
+impl Serialize for Pairs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -50,21 +119,22 @@ impl fmt::Display for TemplateError {
     }
 }
 
-/// The `tojson` that templates were written for: as Python's `json.dumps` writes it, without minijinja's escapes for HTML.
+/// The `tojson` that templates were written for, transformers' own: Python's `json.dumps` with its options, without the escapes
+/// for HTML that Jinja and minijinja have.
 fn to_json(value: &Value, options: Kwargs) -> Result<String, minijinja::Error> {
-    let indent = options.get::<Option<usize>>("indent")?.map(|width| vec![b' '; width.min(16)]);
+    let indent = options.get::<Option<usize>>("indent")?.map(|width| width.min(16));
+    let ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let separators = options.get::<Option<Vec<String>>>("separators")?;
+    options.assert_all_used()?;
     check_size(value)?;
-    let mut text = Vec::new();
-    let written = match &indent {
-        Some(indent) => {
-            let pretty = PrettyFormatter::with_indent(indent);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, pretty))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Spaced)),
-    };
     let refuse = |e: &dyn fmt::Display| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string());
-    written.map_err(|e| refuse(&e))?;
-    String::from_utf8(text).map_err(|e| refuse(&e))
+    let separators = match separators {
+        Some(two) => two.try_into().map_err(|_| refuse(&"separators are two texts"))?,
+        // No space at the end of a line.
+        None => [if indent.is_some() { "," } else { ", " }, ": "].map(String::from),
+    };
+    dumps(value, &Options { indent, separators, ensure_ascii, sort_keys }).map_err(|e| refuse(&e))
 }
 
 /// Refuses a value that is larger, or goes deeper, than anything that is to be read: one that holds itself has no end.
@@ -96,23 +166,6 @@ fn fits(value: &Value, depth: usize, left: &mut usize) -> bool {
     }
 }
 
-/// JSON on one line with a space after each comma and colon.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
 impl ChatTemplate {
     /// Compiles the text of a model's `chat_template.jinja`, or of `chat_template` in its `tokenizer_config.json`.
     ///
@@ -130,7 +183,12 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(|out, state, value| {
             check_size(value)?;
-            minijinja::escape_formatter(out, state, value)
+            match f64::try_from(value.clone()) {
+                Ok(float) if value.kind() == ValueKind::Number && !value.is_integer() && float.is_finite() => {
+                    out.write_str(&number(float)).map_err(minijinja::Error::from)
+                }
+                _ => minijinja::escape_formatter(out, state, value),
+            }
         });
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
@@ -140,18 +198,18 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, bos_token: bos_token.into(), eos_token: eos_token.into() })
     }
 
-    /// The text that the policy goes on from: all messages, and the head of the assistant's next one.
+    /// The text of all messages, and what is to follow them: for the policy to go on from, the head of an answer.
     ///
     /// # Errors
     /// What the template refuses (`raise_exception`), cannot do, or does without end.
-    pub fn render(&self, messages: &[serde_json::Value]) -> Result<String, TemplateError> {
+    pub fn render(&self, chat: &Chat, next: Next) -> Result<String, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(TemplateError)?;
         let (bos_token, eos_token) = (&self.bos_token, &self.eos_token);
-        template
-            .render(
-                context! { messages => Value::from(Serde(messages)), bos_token, eos_token, add_generation_prompt => true },
-            )
-            .map_err(TemplateError)
+        let messages: Value = chat.messages.0.try_iter().map_err(TemplateError)?.map(aliased).collect();
+        let tools = chat.tools.as_ref().map(|tools| tools.0.clone());
+        let (documents, add_generation_prompt) = (Value::from(()), next == Next::Answer);
+        let context = context! { messages, tools, documents, bos_token, eos_token, add_generation_prompt };
+        template.render(context).map_err(TemplateError)
     }
 }
 
@@ -162,7 +220,7 @@ mod tests {
 
     fn rendered(template: &str, messages: &[serde_json::Value]) -> Result<String, String> {
         let template = ChatTemplate::new(template, "<s>", "</s>").map_err(|e| e.to_string())?;
-        template.render(messages).map_err(|e| e.to_string())
+        template.render(&Chat { messages: messages.into(), tools: None }, Next::Answer).map_err(|e| e.to_string())
     }
 
     fn chat() -> Vec<serde_json::Value> {
@@ -199,7 +257,10 @@ mod tests {
             ("{{ {'b': [1, 'x'], 'c': none} | tojson }}", r#"{"b": [1, "x"], "c": null}"#),
             ("{{ {'b': 1} | tojson(indent=2) }}", "{\n  \"b\": 1\n}"),
             ("{{ messages[0].content | tojson }}", "\" <b>Hi</b> & 1+1? \""),
-            ("{% if tools is defined %}tools{% else %}none{% endif %}{{ nothing }}", "none"),
+            // As in transformers, where no tools are None: defined, and not there.
+            ("{% if tools is defined %}{{ tools }}{% endif %}{{ documents }}{{ nothing }}", "NoneNone"),
+            ("{{ {'b': 1, 'a': 'é'} | tojson(ensure_ascii=true, separators=[',', ':']) }}", r#"{"b":1,"a":"\u00e9"}"#),
+            ("{{ {'b': 1, 'a': [2]} | tojson(sort_keys=true, indent=1) }}", "{\n \"a\": [\n  2\n ],\n \"b\": 1\n}"),
             ("{% if strftime_now is defined %}clock{% endif %}{{ eos_token }}", "</s>"),
             ("{% if messages[0].content is string and not messages[0].tool_calls %}text{% endif %}", "text"),
         ];
@@ -253,3 +314,7 @@ mod tests {
         assert!(message.ends_with("more than 400000 units of work; is there a loop without end?"), "{message}");
     }
 }
+
+#[cfg(test)]
+#[path = "template_tests.rs"]
+mod golden;

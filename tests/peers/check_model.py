@@ -17,6 +17,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOLERANCE = 1e-3
+SAVED_TOLERANCE = 1e-4
 NEW_TOKENS = 64
 STORY = ("The lighthouse had not been lit for eleven years, and the people of the harbour had grown used to the dark. ")
 TEXTS = [
@@ -92,23 +93,28 @@ def check_texts(out: Path, asked: dict, answers: dict, model) -> list[str]:
 
 
 def check_logits(out: Path, answers: dict, model, bf16) -> list[str]:
-    wrong, worst, theirs_worst = [], (0.0, 0.0), (0.0, 0.0)
+    """Over all texts together: the largest difference and the mean one, ours and those of transformers' bf16."""
+    pairs = {"tidegate": [], "transformers": []}
     with safe_open(out / "logits.safetensors", "pt") as ours:
         for number, answer in enumerate(answers["texts"]):
             right = logits_of(model, answer["tokens"])
-            largest, mean = spread(ours.get_tensor(str(number)), right)
-            worst = max(worst[0], largest), max(worst[1], mean)
-            allowed = TOLERANCE, TOLERANCE
+            pairs["tidegate"].append((len(right), *spread(ours.get_tensor(str(number)), right)))
             if bf16 is not None:
-                allowed = spread(logits_of(bf16, answer["tokens"]), right)
-                theirs_worst = max(theirs_worst[0], allowed[0]), max(theirs_worst[1], allowed[1])
-            if not (largest <= allowed[0] and mean <= allowed[1]):
-                wrong.append(f"text {number}: logits differ by {largest:.1e}, in the mean {mean:.1e}; allowed {allowed}")
+                pairs["transformers"].append((len(right), *spread(logits_of(bf16, answer["tokens"]), right)))
+
+    def whole(texts) -> tuple[float, float]:
+        count = sum(tokens for tokens, _, _ in texts)
+        return max(largest for _, largest, _ in texts), sum(tokens * mean for tokens, _, mean in texts) / count
+
     count = sum(len(answer["tokens"]) for answer in answers["texts"])
-    print(f"logits    {len(answers['texts'])} texts, {count} tokens: largest difference {worst[0]:.1e}, largest mean of a text {worst[1]:.1e}")
+    largest, mean = whole(pairs["tidegate"])
+    print(f"logits    {len(answers['texts'])} texts, {count} tokens: largest difference {largest:.1e}, mean {mean:.1e}")
+    allowed = TOLERANCE, TOLERANCE
     if bf16 is not None:
-        print(f"          transformers' bf16 against its fp32: {theirs_worst[0]:.1e}, {theirs_worst[1]:.1e}")
-    return wrong
+        theirs = whole(pairs["transformers"])
+        print(f"          transformers in bf16 against itself in fp32: largest {theirs[0]:.1e}, mean {theirs[1]:.1e}")
+        allowed = theirs if answers["dtype"] == "bfloat16" else allowed
+    return [] if largest <= allowed[0] and mean <= allowed[1] else [f"logits differ by {largest}, in the mean {mean}: allowed {allowed}"]
 
 
 def check_greedy(asked: dict, answers: dict, model) -> list[str]:
@@ -130,22 +136,27 @@ def check_greedy(asked: dict, answers: dict, model) -> list[str]:
 def check_saved(out: Path, answers: dict, model) -> list[str]:
     saved = load(out / "saved", torch.float32)
     far = max(spread(logits_of(saved, answer["tokens"]), logits_of(model, answer["tokens"]))[0] for answer in answers["texts"])
-    print(f"saved     in transformers its logits differ by {far:.1e}")
+    theirs = model.state_dict()
+    other = sorted(name for name, tensor in saved.state_dict().items() if not torch.equal(tensor, theirs[name]))
+    print(f"saved     {len(theirs)} tensors, {len(other)} differ; in transformers its logits differ by {far:.1e}")
     tokenizer, right = AutoTokenizer.from_pretrained(out / "saved"), AutoTokenizer.from_pretrained(model.name_or_path)
     chat = [{"role": "user", "content": "Hi"}]
     same = tokenizer.apply_chat_template(chat, tokenize=False) == right.apply_chat_template(chat, tokenize=False)
     wrong = [] if same else ["the saved folder renders a chat otherwise"]
-    return wrong + ([f"the saved model's logits differ by {far}"] if far > 0.0 else [])
+    # The same numbers, loaded twice, were seen to give logits that differ in their last bits: up to 2.1e-5, or not at all.
+    wrong += [f"the saved model's logits differ by {far}"] if far > SAVED_TOLERANCE else []
+    return wrong + [f"the saved model has other numbers in {name}" for name in other]
 
 
 def check(out: Path) -> list[str]:
     asked, answers = json.loads((out / "asked.json").read_text()), json.loads((out / "answers.json").read_text())
     folder, dtype = Path(asked["model"]), answers["dtype"]
     model = load(folder, torch.float32)
-    bf16 = load(folder, torch.bfloat16) if dtype == "bfloat16" else None
-    print(f"{folder.name}: computed in {dtype}, stored in {json.loads((folder / 'config.json').read_text())['dtype']}")
+    stored = json.loads((folder / "config.json").read_text())["dtype"]
+    bf16 = load(folder, torch.bfloat16) if "bfloat16" in (dtype, stored) else None
+    print(f"{folder.name}: computed in {dtype}, stored in {stored}")
     wrong = check_texts(out, asked, answers, model) + check_logits(out, answers, model, bf16)
-    if bf16 is None:
+    if dtype == "float32":
         wrong += check_greedy(asked, answers, model)
     return wrong + check_saved(out, answers, model)
 

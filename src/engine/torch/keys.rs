@@ -105,8 +105,9 @@ const READ: [&str; 23] = [
 ];
 
 /// Keys that do not change the numbers: where the model comes from, how it starts, how other programs run it.
-const HARMLESS: [&str; 31] = [
+const HARMLESS: [&str; 32] = [
     "_attn_implementation",
+    "_model_name_or_path",
     "_name_or_path",
     "add_cross_attention",
     "architectures",
