@@ -5,7 +5,7 @@
 //! Sources: Touvron et al. 2023 (arXiv 2302.13971), Su et al. 2021 (rotary embeddings, arXiv 2104.09864), Ainslie et al. 2023
 //! (grouped queries, arXiv 2305.13245). Shapes: `b` sequences, `t` tokens, `d` hidden size, `V` vocabulary, `r` rows of a step.
 
-use crate::engine::torch::attention::{attend, causal};
+use crate::engine::torch::attention::{Step, attend, causal};
 use crate::engine::torch::cache::Cache;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::ffi::{self, Heads, Places, Positional, Weight};
@@ -223,9 +223,10 @@ impl Model {
     pub fn step(&self, tokens: &Tensor, places: &Places, cache: &Cache) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps;
         let mut x = ffi::embedding(&self.embed_tokens, tokens)?;
+        let step = Step::new(&x, places, [&self.rotary.cos, &self.rotary.sin])?;
         for (l, layer) in self.layers.iter().enumerate() {
             let qkv = layer.qkv_proj.of(&ffi::rms_norm(&x, &layer.input_layernorm, eps)?)?;
-            let y = attend(&qkv, &self.positional(layer), self.heads, cache.layer(l), places)?;
+            let y = attend(&qkv, &self.positional(layer), self.heads, cache.layer(l), &step)?;
             x = layer.o_proj.plus(&y, &x)?;
             let y = layer.gate_up_proj.of(&ffi::rms_norm(&x, &layer.post_attention_layernorm, eps)?)?;
             x = layer.down_proj.plus(&ffi::swiglu(&y)?, &x)?;
@@ -297,9 +298,12 @@ impl Source<'_> {
     fn factor(&self, name: &str) -> Result<Weight> {
         let Form::Packed { kind, rows } = self.form else { return self.weight(name) };
         let value = ffi::pack(&self.part(name)?.view(self.flat)?.f_to_kind(kind)?, rows)?;
-        // Where nothing is packed it must not stay a view.
-        let value = if value.is_mkldnn() || value.kind() != self.flat.kind() { value } else { copied(&value, kind)? };
-        Ok(Weight { value, gradient: None })
+        Ok(Weight { value: self.own(value)?, gradient: None })
+    }
+
+    /// A packed tensor that does not stay a view where nothing was packed.
+    fn own(&self, packed: Tensor) -> Result<Tensor> {
+        if packed.is_mkldnn() || packed.kind() != self.flat.kind() { Ok(packed) } else { copied(&packed, packed.kind()) }
     }
 
     fn linear(&self, module: &str) -> Result<Linear> {
@@ -311,7 +315,7 @@ impl Source<'_> {
     fn head(&self, name: &str) -> Result<(Weight, Option<Tensor>)> {
         let Form::Packed { kind, rows } = self.form else { return Ok((self.weight(name)?, None)) };
         let weight = self.part(name)?.view(self.flat)?.f_to_kind(kind)?;
-        let packed = ffi::pack_head(&weight, rows)?;
+        let packed = self.own(ffi::pack_head(&weight, rows)?)?;
         Ok((Weight { value: packed.shallow_clone(), gradient: None }, Some(packed)))
     }
 

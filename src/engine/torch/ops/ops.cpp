@@ -59,12 +59,27 @@ bool takes(at::ScalarType type) {
   return type == at::kFloat || (type == at::kBFloat16 && bf16);
 }
 
-bool on_cpu(const Tensor &x) { return x.device().is_cpu(); }
+// For tests: whether this thread does on the CPU what it would do on any other device.
+thread_local bool plain = false;
+
+// Whether the kernels and products of this file take x.
+bool on_cpu(const Tensor &x) { return x.device().is_cpu() && !plain; }
 
 // x [m, k] times the transpose of w [n, k], which may be a view of any strides, or laid out by oneDNN.
 Tensor product(const Tensor &x, const Tensor &w, const optional<Tensor> &b = std::nullopt) {
   if (on_cpu(x) && (w.is_mkldnn() || (takes(x.scalar_type()) && x.size(0) > 0))) return onednn(x.contiguous(), w, b);
   return at::linear(x, w, b);
+}
+
+// x [m, k] times the transpose of w [n, k], in f32: bf16 is summed in f32 and never rounded.
+Tensor plain_product_in_float(const Tensor &x, const Tensor &w) {
+  if (x.scalar_type() == at::kFloat) return at::mm(x, w.t());
+  return x.is_cuda() ? at::mm(x, w.t(), at::kFloat) : at::mm(x.to(at::kFloat), w.to(at::kFloat).t());
+}
+
+// Adds the product of dy [m, n] transposed and x [m, k] to the gradient dw [n, k].
+void add_gradient(const Tensor &dw, const Tensor &dy, const Tensor &x) {
+  dw.add_(on_cpu(dy) ? product(dy.t().contiguous(), x.t()) : plain_product_in_float(dy.t(), x.t()));
 }
 
 // ---- rows shared out among threads
@@ -100,7 +115,7 @@ struct Linear : Function<Linear> {
     auto saved = ctx->get_saved_variables();
     auto dy = grads[0].contiguous();
     auto dx = ctx->needs_input_grad(0) ? product(dy, saved[1].t()) : Tensor();
-    ctx->saved_data["dw"].toTensor().add_(product(dy.t().contiguous(), saved[0].t()));
+    add_gradient(ctx->saved_data["dw"].toTensor(), dy, saved[0]);
     if (!ctx->saved_data["db"].isNone()) ctx->saved_data["db"].toTensor().add_(dy.sum(0, false, at::kFloat));
     return {dx, Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -113,17 +128,19 @@ struct Embedding : Function<Embedding> {
     return at::embedding(w, ids);
   }
   static variable_list backward(AutogradContext *ctx, variable_list grads) {
-    ctx->saved_data["dw"].toTensor().index_add_(0, ctx->get_saved_variables()[0], grads[0].to(at::kFloat));
+    auto dw = ctx->saved_data["dw"].toTensor(), ids = ctx->get_saved_variables()[0], dy = grads[0].to(at::kFloat);
+    // Of the two, index_add_ is the faster one on the CPU, and index_put_ the one whose sums have one order on CUDA.
+    if (on_cpu(dw))
+      dw.index_add_(0, ids, dy);
+    else
+      dw.index_put_({ids}, dy, true);
     return {Tensor(), Tensor(), Tensor()};
   }
 };
 
 Tensor norm(const Tensor &x, const Tensor &w, double eps) {
-  if (!on_cpu(x)) {
-    auto f = x.to(at::kFloat);
-    return (f * (f.square().mean(-1, true) + eps).rsqrt() * w).to(x.scalar_type());
-  }
   auto d = x.size(-1);
+  if (!on_cpu(x)) return at::rms_norm(x, {d}, w, eps).to(x.scalar_type());
   auto y = at::empty_like(x);
   both(x, [&](auto zero) {
     using T = decltype(zero);
@@ -344,12 +361,13 @@ Tensor product_in_float(const Tensor &x, const Tensor &packed) {
 
 Tensor logits_in_float(const Tensor &x, const Tensor &w, const optional<Tensor> &packed) {
   auto pairs = packed && !packed->is_mkldnn() && on_cpu(*packed) && packed->scalar_type() == at::kBFloat16;
-  return pairs ? product_in_float(x.contiguous(), *packed) : product(x, packed.value_or(w)).to(at::kFloat);
+  if (pairs) return product_in_float(x.contiguous(), *packed);
+  return on_cpu(x) ? product(x, packed.value_or(w)).to(at::kFloat) : plain_product_in_float(x, packed.value_or(w));
 }
 
 struct Head : Function<Head> {
-  // Rows whose logits are there at once.
-  static int64_t chunk(const Tensor &w) { return std::max<int64_t>(16, (int64_t(1) << 24) / w.size(0)); }
+  // Rows whose logits are there at once. Off the CPU a piece is larger: the gradient of the head is gone over once a piece.
+  static int64_t chunk(const Tensor &w) { return std::max<int64_t>(16, (int64_t(1) << (on_cpu(w) ? 24 : 27)) / w.size(0)); }
 
   static Tensor forward(AutogradContext *ctx, Tensor hidden, Tensor w, Tensor dw, Tensor ids, double temperature) {
     auto n = hidden.size(0), v = w.size(0), rows = chunk(w);
@@ -428,7 +446,7 @@ struct Head : Function<Head> {
         });
       }
       dx.narrow(0, from, m).copy_(product(dl, w.t()));
-      dw.add_(product(dl.t().contiguous(), h.t()));
+      add_gradient(dw, dl, h);
     }
     return {dx, Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -594,7 +612,8 @@ char *tidegate_choose(const Tensor *logits, const double *draws, double temperat
     auto inverse = temperature == 0 ? 1.0 : 1.0 / temperature;
     if (!on_cpu(*logits)) {
       auto logp = at::log_softmax(*logits * inverse, -1);
-      auto us = at::from_blob(const_cast<double *>(draws), {rows, 1}, at::kDouble).to(logits->device());
+      // Does not wait for what is under way there: memory that is not pinned is staged before the copy returns.
+      auto us = at::from_blob(const_cast<double *>(draws), {rows, 1}, at::kDouble).to(logits->device(), at::kDouble, true);
       auto chosen = temperature == 0 ? logp.argmax(-1, true)
                                      : at::searchsorted(logp.to(at::kDouble).exp().cumsum(-1), us, false, true).clamp_max(v - 1);
       auto said = at::cat({chosen.to(at::kDouble), logp.gather(1, chosen).to(at::kDouble)}, 1).cpu();
@@ -615,6 +634,8 @@ char *tidegate_choose(const Tensor *logits, const double *draws, double temperat
     });
   });
 }
+
+void tidegate_plain(bool on) { plain = on; }
 
 void tidegate_free(char *message) { free(message); }
 }
