@@ -21,7 +21,6 @@ use tidegate::engine::torch::device;
 use tidegate::engine::torch::generator::{Settings, TorchGenerator};
 use tidegate::engine::torch::layout::{Layout, ValueHead};
 use tidegate::engine::torch::learner::TorchLearner;
-use tidegate::engine::torch::policy::Policy;
 use tidegate::engine::torch::probe::{self, Rates, random_weights};
 use tidegate::engine::torch::weights::Snapshot;
 use tidegate_operators::generate::Generator;
@@ -111,7 +110,15 @@ impl Figure {
     }
 
     fn row(&self) -> String {
-        let number = |x: f64| if x.abs() >= 100.0 { format!("{x:.0}") } else { format!("{x:.3e}") };
+        let number = |x: f64| {
+            if x == 0.0 || x.abs() >= 100.0 {
+                format!("{x:.0}")
+            } else if x.abs() >= 0.01 {
+                format!("{x:.3}")
+            } else {
+                format!("{x:.1e}")
+            }
+        };
         let against = match (self.floor, self.tolerance) {
             (Some(floor), _) => format!("floor {}", number(floor)),
             (None, Some(tolerance)) => format!("at most {}", number(tolerance)),
@@ -153,7 +160,7 @@ impl Found {
 
 /// Opens the device; where that fails, says so and how the program is to end.
 fn open(at: &Where) -> Result<(), ExitCode> {
-    Policy::set_threads(at.threads);
+    device::set_threads(at.threads);
     match device::parse(&at.device).and_then(device::open) {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -241,8 +248,8 @@ fn logits(model: &Model) -> Result<Vec<Figure>, Failure> {
     };
     Ok(vec![
         check("fp32: largest difference", far(&near, &right), 1e-3),
-        check("bf16: root mean square from fp32", apart(&theirs, &right), 1.5 * apart(&rounded, &right)),
-        check("bf16: largest difference from fp32", far(&theirs, &right), 2.0 * far(&rounded, &right)),
+        check("bf16: RMS from fp32", apart(&theirs, &right), 1.5 * apart(&rounded, &right)),
+        check("bf16: largest from fp32", far(&theirs, &right), 2.0 * far(&rounded, &right)),
     ])
 }
 
@@ -304,7 +311,7 @@ fn again(model: &Model) -> Result<Vec<Figure>, Failure> {
         return Err("not all tokens have a log-probability".into());
     }
     let check = |name: &str, found, tolerance| Figure {
-        name: format!("{} rollouts of the CPU, {name}", model.name),
+        name: format!("{} CPU rollouts, {name}", model.name),
         found,
         unit: "",
         floor: None,

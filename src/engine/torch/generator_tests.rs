@@ -415,6 +415,7 @@ fn it_samples_the_same_without_kernels() {
         frequencies_are_the_recorded_probabilities();
         greedy_repeats_and_keeps_the_logp_at_temperature_1();
         without_memory_it_goes_on_with_fewer_slots();
+        what_cannot_be_sampled_from_is_a_fault();
     });
 }
 
