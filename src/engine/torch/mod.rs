@@ -31,6 +31,7 @@ pub mod optimizer;
 pub mod pack;
 pub mod policy;
 #[cfg(test)]
+#[path = "reference_tests.rs"]
 mod reference;
 pub mod rope;
 pub mod rows;
