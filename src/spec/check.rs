@@ -1,7 +1,7 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
 use super::{BatchSpec, EngineKind, Spec};
-use crate::engine::spec::{Learning, Sampling};
+use crate::engine::spec::{Dtype, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
@@ -28,6 +28,11 @@ impl Spec {
         if self.model.engine == EngineKind::Torch && self.model.path.as_os_str().is_empty() {
             let why = "name a model's folder: config.json, model.safetensors, tokenizer.json";
             return Err(Error::config("model.path", "\"\"", why));
+        }
+        for (key, dtype) in [("generate.dtype", g.dtype), ("learn.dtype", self.learn.dtype)] {
+            if self.model.engine == EngineKind::Toy && dtype != Dtype::Fp32 {
+                return Err(Error::config(key, "bf16", "the toy engine computes in fp32"));
+            }
         }
         if self.checkpoint.keep == 0 {
             return Err(Error::config("checkpoint.keep", 0, "at least 1: the newest is what the run goes on from"));

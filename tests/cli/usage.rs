@@ -20,6 +20,7 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("generate.temperature=0", &["generate.temperature = 0: a number above 0"]),
         ("generate.max_tokens=256", &["generate.max_tokens = 256: ", "longest sequence, prompt included, is 256 tokens"]),
         ("generate.max_tokens=0", &["generate.max_tokens = 0: at least 1"]),
+        ("generate.dtype=fp16", &["generate.dtype = \"fp16\": ", "`fp32`, `bf16`"]),
         ("generate.slots=3", &["generate.slots = 3: ", "batch.group_size = 4"]),
         ("workers.learners=[0,1]", &["workers.learners = [0, 1]: ", "allowed: a list of one index"]),
         ("workers.processes=2", &["workers.processes = 2: ", "allowed: 1"]),

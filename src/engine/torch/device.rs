@@ -24,7 +24,10 @@ pub fn parse(text: &str) -> Result<Device> {
 /// # Errors
 /// CUDA asked for where it is not, or has fewer devices.
 pub fn open(device: Device) -> Result<()> {
-    let Device::Cuda(number) = device else { return Ok(()) };
+    let Device::Cuda(number) = device else {
+        ffi::keep_memory();
+        return Ok(());
+    };
     let refuse = |why: String| Error::config("device", format!("cuda:{number}"), why);
     ffi::load_cuda().map_err(|e| refuse(e.to_string()))?;
     let count = usize::try_from(Cuda::device_count()).unwrap_or(0);

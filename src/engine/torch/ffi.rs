@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::error::Error as _;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use tch::{Device, Tensor};
 
@@ -29,6 +29,27 @@ pub fn load_cuda() -> Result<()> {
     // Never unloaded: libtorch keeps pointers into it.
     std::mem::forget(library);
     Ok(())
+}
+
+/// Keeps memory that is given back, for the next step to take: tensors come and go a thousand times a second, and the larger ones
+/// would be fresh pages from the system each time, which cost up to a fifth of a training step to clear. To be called before threads
+/// are made. Does nothing where the C library is not glibc.
+pub fn keep_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        unsafe extern "C" {
+            fn mallopt(parameter: c_int, value: c_int) -> c_int;
+        }
+        // Of malloc.h: one arena for all threads, since those of threads are bounded and what does not fit is mapped anew; no size that
+        // is mapped for itself; and the top of the heap stays.
+        const ARENA_MAX: c_int = -8;
+        const MMAP_THRESHOLD: c_int = -3;
+        const TRIM_THRESHOLD: c_int = -1;
+        for (parameter, value) in [(ARENA_MAX, 1), (MMAP_THRESHOLD, c_int::MAX), (TRIM_THRESHOLD, c_int::MAX)] {
+            // SAFETY: sets a number of the allocator's, under its own lock; a value that it does not take is ignored.
+            unsafe { mallopt(parameter, value) };
+        }
+    }
 }
 
 /// Weights in the type that is computed in, and where their gradient is added up.

@@ -259,7 +259,8 @@ impl TorchLearner {
             if let Some(computed) = &mut self.computed {
                 computed.f_copy_(&self.flat)?;
             }
-            if self.flat.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
+            // A sum is finite only where all are: one pass, and nothing is kept.
+            if !self.flat.f_sum(Kind::Float)?.f_double_value(&[])?.is_finite() {
                 let why = format!("not finite after an update at learning rate {}: the run has diverged", metrics.lr);
                 return Err(Error::engine(format!("weights of step {step}"), why));
             }

@@ -32,6 +32,7 @@ pub mod pack;
 pub mod policy;
 pub mod probe;
 #[cfg(test)]
+#[path = "reference_tests.rs"]
 mod reference;
 pub mod rope;
 pub mod rows;

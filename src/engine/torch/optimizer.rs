@@ -56,7 +56,10 @@ impl AdamW {
             eps: learning.eps,
             weight_decay: learning.weight_decay,
             state: State { m: zeros()?, v: zeros()?, updates: 0 },
-            scratch: zeros()?,
+            scratch: flat
+                .f_narrow(0, 0, chunk_of(flat)?)
+                .and_then(|chunk| chunk.f_empty_like())
+                .map_err(engine("optimizer"))?,
         })
     }
 
@@ -66,15 +69,15 @@ impl AdamW {
     /// Whatever the device says.
     pub fn step(&mut self, flat: &Tensor, grad: &Tensor, lr: f64) -> Result<()> {
         self.state.updates += 1;
-        let (size, device) = (flat.size1().map_err(engine("optimizer step"))?, flat.device());
-        // The operations are element by element, so parts give the same bits; on a CPU a part stays in the cache.
-        let chunk = if device == Device::Cpu { CHUNK } else { size.max(1) };
+        let size = flat.size1().map_err(engine("optimizer step"))?;
+        let chunk = chunk_of(flat)?.max(1);
         let update = || {
             let mut start = 0;
             while start < size {
-                let part = |whole: &Tensor| whole.f_narrow(0, start, chunk.min(size - start));
+                let len = chunk.min(size - start);
+                let part = |whole: &Tensor| whole.f_narrow(0, start, len);
                 let State { m, v, .. } = &self.state;
-                self.update(part(flat)?, &part(grad)?, part(m)?, part(v)?, part(&self.scratch)?, lr)?;
+                self.update(part(flat)?, &part(grad)?, part(m)?, part(v)?, self.scratch.f_narrow(0, 0, len)?, lr)?;
                 start += chunk;
             }
             Ok(())
@@ -137,6 +140,13 @@ impl AdamW {
         self.state.updates = state.updates;
         Ok(())
     }
+}
+
+/// Elements that are updated together. The operations are element by element, so parts give the same bits; on a CPU a part stays in
+/// the cache.
+fn chunk_of(flat: &Tensor) -> Result<i64> {
+    let size = flat.size1().map_err(engine("optimizer"))?;
+    Ok(if flat.device() == Device::Cpu { size.min(CHUNK) } else { size })
 }
 
 /// Scales `grad` in place so that its 2-norm is at most `limit` (0: no limit); returns the norm it had.

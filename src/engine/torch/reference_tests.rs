@@ -42,10 +42,10 @@ pub fn forward(config: &Config, layout: &Layout, flat: &Tensor, ids: &[i64]) -> 
             .map(|x| x.transpose(0, 1).repeat_interleave_self_int(shared, 0, None));
         let weights = (q.matmul(&k.transpose(1, 2)) / (d as f64).sqrt() + &mask).softmax(-1, Kind::Float);
         let y = weights.matmul(&v).transpose(0, 1).reshape([t, -1]);
-        x = x + linear(&y, at("self_attn.o_proj"));
+        x = x.f_add(&linear(&y, at("self_attn.o_proj"))).unwrap();
         let y = norm(&x, &weight(at("post_attention_layernorm.weight")));
         let y = linear(&y, at("mlp.gate_proj")).silu() * linear(&y, at("mlp.up_proj"));
-        x = x + linear(&y, at("mlp.down_proj"));
+        x = x.f_add(&linear(&y, at("mlp.down_proj"))).unwrap();
     }
     let x = norm(&x, &weight("model.norm.weight".into()));
     let head = if config.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" };
