@@ -35,7 +35,7 @@ pub fn rates(device: Device, dtype: Dtype) -> Result<Rates> {
         drop((from, to));
         let x = Tensor::f_ones([side, side], (Kind::Float, device))?.f_to_kind(kind(dtype))?;
         let y = x.f_zeros_like()?;
-        let product = best(device, || Ok(drop(y.f_matmul_out(&x, &x)?)))?;
+        let product = best(device, || Ok(y.f_matmul_out(&x, &x).map(drop)?))?;
         Ok(Rates { bytes_s: 2.0 * bytes as f64 / copy, flops_s: 2.0 * (side as f64).powi(3) / product })
     })
 }
