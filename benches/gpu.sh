@@ -56,7 +56,7 @@ left() {
 
 # CUDA must be there before the first test is. `--device` of the programs loads it by itself.
 echo "== the engine's tests on cuda:0"
-TIDEGATE_TEST_DEVICE=cuda:0 LD_PRELOAD="$libtorch/lib/libtorch_cuda.so" timeout "$(left 90)" "$programs/tests" engine::torch || failed=1
+timeout "$(left 90)" env TIDEGATE_TEST_DEVICE=cuda:0 LD_PRELOAD="$libtorch/lib/libtorch_cuda.so" "$programs/tests" engine::torch || failed=1
 
 echo "== against the CPU, and against the device's own rates"
 code=0
