@@ -154,6 +154,23 @@ fn decode(common: &Common, slots: usize) -> Result<Value, Failure> {
     let few: Vec<Request> =
         work.requests.iter().take(slots).map(|r| Request { prompt: r.prompt.clone(), tokens: 4 }).collect();
     sample(&mut generator, &few, 1)?;
+    // What a weight update costs a generator, beside one copy of the weights.
+    let timed = |f: &mut dyn FnMut() -> Result<(), Failure>| -> Result<f64, Failure> {
+        let all = (0..5).map(|_| {
+            let begun = Instant::now();
+            f()?;
+            Ok(begun.elapsed().as_secs_f64())
+        });
+        Ok(median(&all.collect::<Result<Vec<f64>, Failure>>()?))
+    };
+    let weights = policy.snapshot()?;
+    let mut version = 0;
+    let update = timed(&mut || {
+        version += 1;
+        Ok(generator.load(version, weights.clone())?)
+    })?;
+    let copy = timed(&mut || Ok(drop(policy.snapshot()?)))?;
+    drop(weights);
     reset_peak();
     let (mut seconds, mut logps) = (Vec::new(), Vec::new());
     for repeat in 0..common.repeats {
@@ -169,6 +186,8 @@ fn decode(common: &Common, slots: usize) -> Result<Value, Failure> {
         "useful_tok_s": useful as f64 / median(&seconds),
         "mean_logprob": logps.iter().sum::<f64>() / logps.len() as f64,
         "start_to_first_token_s": start_to_first_token,
+        "weight_update_s": update,
+        "weight_copy_s": copy,
         "peak_rss_mb": peak_mb(),
         "slots": slots,
         "threads": common.threads,

@@ -9,7 +9,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Loads `libtorch_cuda.so` for as long as the process lives. To be called before libtorch is first used: it looks for CUDA
 /// once. The linker drops the library because no symbol of it is used, and a start on the CPU is the faster for it; once loaded,
@@ -87,10 +87,10 @@ type Raw = *const c_void;
 type Message = *mut c_char;
 
 unsafe extern "C" {
-    fn tidegate_pack(out: *mut *mut c_void, w: Raw, rows: i64) -> Message;
-    fn tidegate_pack_head(out: *mut *mut c_void, w: Raw, rows: i64) -> Message;
+    fn tidegate_block(out: *mut *mut c_void, w: Raw, kind: i8) -> Message;
+    fn tidegate_block_again(w: Raw, blocks: Raw) -> Message;
+    fn tidegate_blocks_linear(out: *mut *mut c_void, x: Raw, blocks: Raw, b: Raw, other: Raw, in_float: bool) -> Message;
     fn tidegate_linear(out: *mut *mut c_void, x: Raw, w: Raw, b: Raw, dw: Raw, db: Raw) -> Message;
-    fn tidegate_linear_add(out: *mut *mut c_void, x: Raw, w: Raw, b: Raw, other: Raw) -> Message;
     fn tidegate_embedding(out: *mut *mut c_void, w: Raw, ids: Raw, dw: Raw) -> Message;
     fn tidegate_rms_norm(out: *mut *mut c_void, x: Raw, w: Raw, dw: Raw, eps: f64) -> Message;
     fn tidegate_swiglu(out: *mut *mut c_void, x: Raw) -> Message;
@@ -113,7 +113,6 @@ unsafe extern "C" {
         eps: f64,
     ) -> Message;
     fn tidegate_head(out: *mut *mut c_void, hidden: Raw, w: Raw, dw: Raw, ids: Raw, temperature: f64) -> Message;
-    fn tidegate_logits(out: *mut *mut c_void, hidden: Raw, w: Raw, packed: Raw) -> Message;
     fn tidegate_attend(
         out: *mut *mut c_void,
         x: Raw,
@@ -129,6 +128,7 @@ unsafe extern "C" {
         eps: f64,
     ) -> Message;
     fn tidegate_choose(logits: Raw, draws: *const f64, temperature: f64, ids: *mut i64, logps: *mut f32) -> Message;
+    fn tidegate_linear_in_float(out: *mut *mut c_void, x: Raw, w: Raw) -> Message;
     fn tidegate_free(message: Message);
     #[cfg(test)]
     fn tidegate_plain(on: bool);
@@ -211,20 +211,52 @@ fn one([tensor]: [Tensor; 1]) -> Tensor {
 // side keeps counted references where it keeps any, checks shapes by libtorch's own operations, and turns every exception into a
 // message. What its loops rely on beyond that (no gaps, places inside the cache) is checked before the call, here or there.
 
-/// A weight as oneDNN multiplies it fastest, for about `rows` rows; the weight itself where nothing is faster.
-///
-/// # Errors
-/// Not enough memory.
-pub fn pack(weight: &Tensor, rows: i64) -> Result<Tensor> {
-    made(|[out]| unsafe { tidegate_pack(out, raw(weight), rows) }).map(one)
-}
+/// A weight laid out for products of few rows, in a type of its own.
+#[derive(Debug)]
+pub struct Blocks(Tensor);
 
-/// The output head `[V, d]` as [`logits`] takes it.
-///
-/// # Errors
-/// Not enough memory.
-pub fn pack_head(weight: &Tensor, rows: i64) -> Result<Tensor> {
-    made(|[out]| unsafe { tidegate_pack_head(out, raw(weight), rows) }).map(one)
+impl Blocks {
+    /// Lays `weight` (`[out, in]`, on the CPU) out in fp32 or bf16; None where there is no such product.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn of(weight: &Tensor, kind: Kind) -> Result<Option<Blocks>> {
+        // libtorch's numbers of types.
+        let kind = match kind {
+            Kind::Float => 6,
+            Kind::BFloat16 => 15,
+            _ => return Ok(None),
+        };
+        let mut out = null_mut();
+        said(unsafe { tidegate_block(&raw mut out, raw(weight), kind) })?;
+        // SAFETY: without a message it is null or a new tensor, which is ours.
+        Ok((!out.is_null()).then(|| Blocks(unsafe { Tensor::from_ptr(out.cast()) })))
+    }
+
+    /// Lays another weight of the same shape out, in the same memory.
+    ///
+    /// # Errors
+    /// A weight of another shape.
+    pub fn again(&mut self, weight: &Tensor) -> Result<()> {
+        said(unsafe { tidegate_block_again(raw(weight), raw(&self.0)) })
+    }
+
+    /// `x w^T + b`, and `+ other` where there is another, rounded once. No gradients.
+    ///
+    /// # Errors
+    /// Shapes or types that do not fit, or not enough memory.
+    pub fn linear(&self, x: &Tensor, bias: Option<&Weight>, other: Option<&Tensor>) -> Result<Tensor> {
+        let (b, other) = (value_of(bias), raw_or_null(other));
+        made(|[out]| unsafe { tidegate_blocks_linear(out, raw(x), raw(&self.0), b, other, false) }).map(one)
+    }
+
+    /// `x w^T` in f32, whatever the weight's type.
+    ///
+    /// # Errors
+    /// As [`linear`](Blocks::linear).
+    pub fn linear_in_float(&self, x: &Tensor) -> Result<Tensor> {
+        made(|[out]| unsafe { tidegate_blocks_linear(out, raw(x), raw(&self.0), null(), null(), true) }).map(one)
+    }
 }
 
 /// `x w^T + b`.
@@ -236,13 +268,12 @@ pub fn linear(x: &Tensor, weight: &Weight, bias: Option<&Weight>) -> Result<Tens
     made(|[out]| unsafe { tidegate_linear(out, raw(x), w, value_of(bias), dw, gradient_of(bias)) }).map(one)
 }
 
-/// `x w^T + b + other`, without gradients.
+/// `x w^T` in f32, whatever the weight's type. No gradients.
 ///
 /// # Errors
 /// As [`linear`].
-pub fn linear_plus(x: &Tensor, weight: &Weight, bias: Option<&Weight>, other: &Tensor) -> Result<Tensor> {
-    let (x, w, b) = (raw(x), raw(&weight.value), value_of(bias));
-    made(|[out]| unsafe { tidegate_linear_add(out, x, w, b, raw(other)) }).map(one)
+pub fn linear_in_float(x: &Tensor, weight: &Weight) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_linear_in_float(out, raw(x), raw(&weight.value)) }).map(one)
 }
 
 /// The rows of `ids`, in the shape of `ids` and one dimension more.
@@ -294,14 +325,6 @@ pub fn head(hidden: &Tensor, weight: &Weight, ids: &Tensor, temperature: f64) ->
     made(|[out]| unsafe { tidegate_head(out, raw(hidden), raw(&weight.value), raw(dw), raw(ids), temperature) }).map(one)
 }
 
-/// `[n, V]` f32 of hidden states `[n, d]`; `packed` is of [`pack_head`], where it was packed.
-///
-/// # Errors
-/// As [`linear`].
-pub fn logits(hidden: &Tensor, weight: &Tensor, packed: Option<&Tensor>) -> Result<Tensor> {
-    made(|[out]| unsafe { tidegate_logits(out, raw(hidden), raw(weight), raw_or_null(packed)) }).map(one)
-}
-
 /// Where the rows of a step belong: `slots` and `positions` are `[n]` i64 on the CPU, and rows of one sequence stand in order.
 #[derive(Debug)]
 pub struct Places {
@@ -345,7 +368,7 @@ pub fn attend(x: &Tensor, at: &Positional, heads: Heads, cache: [&Tensor; 2], pl
 /// As [`linear`].
 pub fn choose(logits: &Tensor, draws: &[f64], temperature: f64) -> Result<Vec<(u32, f32)>> {
     let n = draws.len();
-    fits(logits.size2()?.0 == n as i64 && logits.kind() == tch::Kind::Float, "logits", logits)?;
+    fits(logits.size2()?.0 == n as i64 && logits.kind() == Kind::Float, "logits", logits)?;
     let (mut ids, mut logps) = (vec![0i64; n], vec![0f32; n]);
     said(unsafe { tidegate_choose(raw(logits), draws.as_ptr(), temperature, ids.as_mut_ptr(), logps.as_mut_ptr()) })?;
     Ok(ids.into_iter().map(|id| id as u32).zip(logps).collect())

@@ -354,8 +354,7 @@ impl Generator for TorchGenerator {
     fn load(&mut self, version: Version, weights: Snapshot) -> Result<(), Fault> {
         let mut load = || -> Result<()> {
             let flat = weights.flat().f_to_device(self.settings.device)?;
-            let rows = self.slots.len() as i64;
-            let form = Form::Packed { kind: device::kind(self.settings.sampling.dtype), rows };
+            let form = Form::Packed(device::kind(self.settings.sampling.dtype));
             // What fails in between is neither the one model nor the other.
             let model = match self.model.take() {
                 Some((_, mut model)) => model.reload(&self.layout, &flat, form).map(|()| model),

@@ -8,7 +8,7 @@
 use crate::engine::torch::attention::{Step, attend, causal};
 use crate::engine::torch::cache::Cache;
 use crate::engine::torch::config::Config;
-use crate::engine::torch::ffi::{self, Heads, Places, Positional, Weight};
+use crate::engine::torch::ffi::{self, Blocks, Heads, Places, Positional, Weight};
 use crate::engine::torch::layout::{Entry, Layout};
 use crate::error::{Error, Result};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -20,24 +20,36 @@ pub enum Form<'a> {
     Views,
     /// As leaves of a graph, views on the flat buffer; their gradients are added to this one (`[layout.total]`, f32).
     Learning(&'a Tensor),
-    /// As copies in a type of their own, laid out for products of about `rows` rows. The flat buffer is let go.
-    Packed { kind: Kind, rows: i64 },
+    /// As copies in a type of their own, laid out for products of few rows. The flat buffer is let go.
+    Packed(Kind),
+}
+
+/// What rows are multiplied with.
+enum Factor {
+    Plain(Weight),
+    Blocks(Blocks),
 }
 
 /// `y = x W^T + b`.
 struct Linear {
-    weight: Weight,
+    factor: Factor,
     bias: Option<Weight>,
 }
 
 impl Linear {
     fn of(&self, x: &Tensor) -> Result<Tensor> {
-        ffi::linear(x, &self.weight, self.bias.as_ref())
+        match &self.factor {
+            Factor::Plain(weight) => ffi::linear(x, weight, self.bias.as_ref()),
+            Factor::Blocks(blocks) => blocks.linear(x, self.bias.as_ref(), None),
+        }
     }
 
-    /// `y + other`, without gradients.
+    /// `y + other`.
     fn plus(&self, x: &Tensor, other: &Tensor) -> Result<Tensor> {
-        ffi::linear_plus(x, &self.weight, self.bias.as_ref(), other)
+        match &self.factor {
+            Factor::Plain(weight) => Ok(ffi::linear(x, weight, self.bias.as_ref())?.f_add(other)?),
+            Factor::Blocks(blocks) => blocks.linear(x, self.bias.as_ref(), Some(other)),
+        }
     }
 }
 
@@ -84,9 +96,7 @@ pub struct Model {
     embed_tokens: Weight,
     layers: Vec<Layer>,
     norm: Weight,
-    lm_head: Weight,
-    /// The output head as a step multiplies it, in the form that is packed.
-    packed_head: Option<Tensor>,
+    lm_head: Factor,
     value_head: Option<Linear>,
 }
 
@@ -114,7 +124,6 @@ impl Model {
             })
         };
         let head = if config.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
-        let (lm_head, packed_head) = source.head(head)?;
         Ok(Model {
             heads: Heads {
                 heads: config.num_attention_heads,
@@ -126,14 +135,13 @@ impl Model {
             embed_tokens: source.weight("model.embed_tokens.weight")?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
             norm: source.weight("model.norm.weight")?,
-            lm_head,
-            packed_head,
+            lm_head: source.factor(head)?,
             value_head: layout.part("value_head.weight").map(|_| source.linear("value_head")).transpose()?,
             config: config.clone(),
         })
     }
 
-    /// Takes other weights in place of its own, a tensor at a time, so that no more than one is there twice.
+    /// Takes other weights in place of its own; packed ones in the same memory.
     ///
     /// # Errors
     /// As [`new`](Model::new). Some weights may then be the new ones: load again.
@@ -156,7 +164,7 @@ impl Model {
         }
         let tied = self.config.tie_word_embeddings;
         source.renew(&mut self.embed_tokens, "model.embed_tokens.weight")?;
-        (self.lm_head, self.packed_head) = source.head(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
+        source.renew_factor(&mut self.lm_head, if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
         source.renew(&mut self.norm, "model.norm.weight")?;
         if let Some(head) = &mut self.value_head {
             source.renew_linear(head, "value_head")?;
@@ -244,7 +252,10 @@ impl Model {
     /// # Errors
     /// Whatever libtorch says.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        ffi::logits(hidden, &self.lm_head.value, self.packed_head.as_ref())
+        match &self.lm_head {
+            Factor::Plain(weight) => ffi::linear_in_float(hidden, weight),
+            Factor::Blocks(blocks) => blocks.linear_in_float(hidden),
+        }
     }
 
     /// `[n, 2]` f32 from hidden states `[n, d]`: the log-probability of each of `ids` (`[n]`) and the entropy, at a temperature.
@@ -252,7 +263,10 @@ impl Model {
     /// # Errors
     /// Whatever libtorch says.
     pub fn log_probabilities(&self, hidden: &Tensor, ids: &Tensor, temperature: f64) -> Result<Tensor> {
-        ffi::head(hidden, &self.lm_head, ids, temperature)
+        match &self.lm_head {
+            Factor::Plain(weight) => ffi::head(hidden, weight, ids, temperature),
+            Factor::Blocks(_) => Err(Error::engine("model", "weights that are packed for steps do not learn")),
+        }
     }
 
     /// The critic's estimates `[n]` in f32 from hidden states `[n, d]`; None for a model without one.
@@ -286,7 +300,7 @@ impl Source<'_> {
             Form::Learning(gradient) => {
                 Weight { value: view.f_detach()?.f_set_requires_grad(true)?, gradient: Some(part.view(gradient)?) }
             }
-            Form::Packed { kind, .. } => Weight { value: copied(&view, kind)?, gradient: None },
+            Form::Packed(kind) => Weight { value: copied(&view, kind)?, gradient: None },
         })
     }
 
@@ -295,38 +309,43 @@ impl Source<'_> {
     }
 
     /// A tensor that rows are multiplied with.
-    fn factor(&self, name: &str) -> Result<Weight> {
-        let Form::Packed { kind, rows } = self.form else { return self.weight(name) };
-        let value = ffi::pack(&self.part(name)?.view(self.flat)?.f_to_kind(kind)?, rows)?;
-        Ok(Weight { value: self.own(value)?, gradient: None })
-    }
-
-    /// A packed tensor that does not stay a view where nothing was packed.
-    fn own(&self, packed: Tensor) -> Result<Tensor> {
-        if packed.is_mkldnn() || packed.kind() != self.flat.kind() { Ok(packed) } else { copied(&packed, packed.kind()) }
+    fn factor(&self, name: &str) -> Result<Factor> {
+        if let Form::Packed(kind) = self.form
+            && let Some(blocks) = Blocks::of(&self.part(name)?.view(self.flat)?, kind)?
+        {
+            return Ok(Factor::Blocks(blocks));
+        }
+        Ok(Factor::Plain(self.weight(name)?))
     }
 
     fn linear(&self, module: &str) -> Result<Linear> {
-        let weight = self.factor(&format!("{module}.weight"))?;
-        Ok(Linear { weight, bias: self.weight_if_there(&format!("{module}.bias"))? })
-    }
-
-    /// The output head, and its form for a step.
-    fn head(&self, name: &str) -> Result<(Weight, Option<Tensor>)> {
-        let Form::Packed { kind, rows } = self.form else { return Ok((self.weight(name)?, None)) };
-        let weight = self.part(name)?.view(self.flat)?.f_to_kind(kind)?;
-        let packed = self.own(ffi::pack_head(&weight, rows)?)?;
-        Ok((Weight { value: packed.shallow_clone(), gradient: None }, Some(packed)))
+        let factor = self.factor(&format!("{module}.weight"))?;
+        Ok(Linear { factor, bias: self.weight_if_there(&format!("{module}.bias"))? })
     }
 
     fn renew(&self, weight: &mut Weight, name: &str) -> Result<()> {
-        *weight = self.weight(name)?;
-        Ok(())
+        match self.form {
+            Form::Packed(_) => Ok(weight.value.f_copy_(&self.part(name)?.view(self.flat)?)?),
+            Form::Views | Form::Learning(_) => {
+                *weight = self.weight(name)?;
+                Ok(())
+            }
+        }
+    }
+
+    fn renew_factor(&self, factor: &mut Factor, name: &str) -> Result<()> {
+        match factor {
+            Factor::Plain(weight) => self.renew(weight, name),
+            Factor::Blocks(blocks) => blocks.again(&self.part(name)?.view(self.flat)?),
+        }
     }
 
     fn renew_linear(&self, linear: &mut Linear, module: &str) -> Result<()> {
-        *linear = self.linear(module)?;
-        Ok(())
+        self.renew_factor(&mut linear.factor, &format!("{module}.weight"))?;
+        match &mut linear.bias {
+            Some(bias) => self.renew(bias, &format!("{module}.bias")),
+            None => Ok(()),
+        }
     }
 }
 

@@ -36,7 +36,7 @@ fn places(slots: &[i64], positions: &[i64]) -> Places {
 #[test]
 fn steps_over_the_cache_are_the_full_forward() {
     let _guard = tch::no_grad_guard();
-    let packed = Form::Packed { kind: Kind::Float, rows: 2 };
+    let packed = Form::Packed(Kind::Float);
     for (config, form) in families().into_iter().flat_map(|config| [(config.clone(), Form::Views), (config, packed)]) {
         let model = random(&config, 7, form);
         let tokens = [[3i64, 9, 27, 4, 40, 11], [1, 2, 49, 0, 5, 6]];
@@ -67,7 +67,7 @@ fn steps_over_the_cache_are_the_full_forward() {
 #[test]
 fn a_model_that_loads_again_is_a_new_one() {
     let _guard = tch::no_grad_guard();
-    let form = Form::Packed { kind: Kind::BFloat16, rows: 4 };
+    let form = Form::Packed(Kind::BFloat16);
     let tokens = there(Tensor::from_slice(&[3i64, 9, 27]));
     for config in families() {
         let layout = Layout::of(&config, ValueHead::Present);
@@ -92,7 +92,7 @@ fn bf16_is_near() {
         let cache = |kind| Cache::new(&config, 1, 16, kind, device()).unwrap();
         let (tokens, places) = (there(Tensor::from_slice(&[3i64, 9, 27, 4])), places(&[0; 4], &[0, 1, 2, 3]));
         let logits = |kind: Kind| {
-            let model = random(&config, 7, Form::Packed { kind, rows: 4 });
+            let model = random(&config, 7, Form::Packed(kind));
             model.logits(&model.step(&tokens, &places, &cache(kind)).unwrap()).unwrap()
         };
         let (full, half) = (logits(Kind::Float), logits(Kind::BFloat16));

@@ -449,6 +449,53 @@ CLONES static int64_t likeliest(const float *logits, int64_t vocabulary) {
   return 0;
 }
 
+// ---- weights in blocks
+
+INLINE uint32_t pair_of(float a, float b) {
+  BFloat16 low, high;
+  put(low, a);
+  put(high, b);
+  return static_cast<uint32_t>(high.x) << 16 | low.x;
+}
+
+// [rows, k] to [k, rows].
+template <class T> INLINE void block_floats_(const T *from, float *to, int64_t rows, int64_t k) {
+  for (int64_t p = 0; p < k; p++)
+    for (int64_t row = 0; row < rows; row++) to[p * rows + row] = get(from[row * k + p]);
+}
+
+// [rows, k] to [k / 2, rows], of pairs in bf16.
+template <class T> INLINE void block_pairs_(const T *from, uint32_t *to, int64_t rows, int64_t k) {
+  for (int64_t p = 0; p < k; p += 2)
+    for (int64_t row = 0; row < rows; row++) to[p / 2 * rows + row] = pair_of(get(from[row * k + p]), get(from[row * k + p + 1]));
+}
+
+// Sums [m, rows] plus a bias and another's rows, both of which may be missing, into y; y and the other are `stride` wide.
+template <class T, class O>
+INLINE void finish_rows_(const float *sums, const T *bias, const T *other, O *y, int64_t m, int64_t rows, int64_t stride) {
+  for (int64_t i = 0; i < m; i++, sums += rows, y += stride) {
+    const T *more = other == nullptr ? nullptr : other + i * stride;
+    for (int64_t j = 0; j < rows; j++) {
+      float sum = sums[j];
+      if (bias != nullptr) sum += get(bias[j]);
+      if (more != nullptr) sum += get(more[j]);
+      put(y[j], sum);
+    }
+  }
+}
+
+CLONES static void finish_rows(const float *sums, const float *bias, const float *other, float *y, int64_t m, int64_t rows, int64_t stride) {
+  finish_rows_(sums, bias, other, y, m, rows, stride);
+}
+CLONES static void finish_rows(const float *sums, const BFloat16 *bias, const BFloat16 *other, float *y, int64_t m, int64_t rows,
+                               int64_t stride) {
+  finish_rows_(sums, bias, other, y, m, rows, stride);
+}
+CLONES static void finish_rows(const float *sums, const BFloat16 *bias, const BFloat16 *other, BFloat16 *y, int64_t m, int64_t rows,
+                               int64_t stride) {
+  finish_rows_(sums, bias, other, y, m, rows, stride);
+}
+
 // ---- the versions of each for both types
 
 #define BOTH(NAME, ARGUMENTS_F, ARGUMENTS_B, CALL)        \
@@ -460,6 +507,12 @@ BOTH(norm_rows, ARGS(float), ARGS(BFloat16), (x, w, y, rows, d, eps))
 #undef ARGS
 #define ARGS(T) (const T *x, const T *w, const T *dy, T *dx, float *dw, int64_t rows, int64_t d, float eps)
 BOTH(norm_back_rows, ARGS(float), ARGS(BFloat16), (x, w, dy, dx, dw, rows, d, eps))
+#undef ARGS
+#define ARGS(T) (const T *from, float *to, int64_t rows, int64_t k)
+BOTH(block_floats, ARGS(float), ARGS(BFloat16), (from, to, rows, k))
+#undef ARGS
+#define ARGS(T) (const T *from, uint32_t *to, int64_t rows, int64_t k)
+BOTH(block_pairs, ARGS(float), ARGS(BFloat16), (from, to, rows, k))
 #undef ARGS
 #define ARGS(T) (const T *x, T *y, int64_t rows, int64_t f)
 BOTH(swiglu_rows, ARGS(float), ARGS(BFloat16), (x, y, rows, f))

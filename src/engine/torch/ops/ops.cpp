@@ -1,7 +1,7 @@
 // What libtorch has no binding, no fused form or no fast form for, as C functions that ffi.rs wraps.
 //
-// * Products of matrices go to oneDNN: of weights that it has laid out beforehand, and in fp32 without MKL, which is half as
-//   fast on processors that are not Intel's.
+// * Products of matrices go to oneDNN: in fp32 too, where libtorch would take MKL, which is half as fast on processors that are not
+//   Intel's; and by weights in blocks, laid out once an update, where rows are few.
 // * The parts of a layer are one pass over memory each (kernels.h), forward and backward.
 // * Gradients of weights are added straight to f32 buffers that the caller owns; libtorch sees none of them, whatever type the
 //   weights are computed in.
@@ -33,15 +33,8 @@ namespace {
 
 using Pointwise = Tensor(const Tensor &, const Tensor &, const optional<Tensor> &, std::string_view, c10::List<optional<at::Scalar>>,
                          optional<std::string_view>);
-using PointwiseBinary = Tensor(const Tensor &, const Tensor &, const Tensor &, const optional<Tensor> &, std::string_view);
-using Reorder = Tensor(const Tensor &, optional<int64_t>);
-
-template <class F> auto operation(const char *name, const char *overload) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<F>();
-}
-
 Tensor onednn(const Tensor &x, const Tensor &w, const optional<Tensor> &b) {
-  static const auto op = operation<Pointwise>("mkldnn::_linear_pointwise", "");
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Pointwise>();
   return op.call(x, w, b, "none", c10::List<optional<at::Scalar>>(), "");
 }
 
@@ -60,14 +53,14 @@ bool takes(at::ScalarType type) {
 }
 
 // For tests: whether this thread does on the CPU what it would do on any other device.
-thread_local bool plain = false;
+thread_local bool without_kernels = false;
 
 // Whether the kernels and products of this file take x.
-bool on_cpu(const Tensor &x) { return x.device().is_cpu() && !plain; }
+bool on_cpu(const Tensor &x) { return x.device().is_cpu() && !without_kernels; }
 
-// x [m, k] times the transpose of w [n, k], which may be a view of any strides, or laid out by oneDNN.
+// x [m, k] times the transpose of w [n, k], which may be a view of any strides.
 Tensor product(const Tensor &x, const Tensor &w, const optional<Tensor> &b = std::nullopt) {
-  if (on_cpu(x) && (w.is_mkldnn() || (takes(x.scalar_type()) && x.size(0) > 0))) return onednn(x.contiguous(), w, b);
+  if (on_cpu(x) && takes(x.scalar_type()) && x.size(0) > 0) return onednn(x.contiguous(), w, b);
   return at::linear(x, w, b);
 }
 
@@ -303,36 +296,19 @@ struct Split : Function<Split> {
   }
 };
 
-// ---- the output head
+// ---- products with weights in blocks
 
-// Columns of the vocabulary that one product of bf16 with a result in f32 covers.
-constexpr int64_t BLOCK = 128;
+// Rows of a weight that one call of oneDNN's small product covers: [k, BLOCK] in f32, pairs of k side by side in bf16. Such products
+// of few rows read weights at the speed of memory, and beat those of whole matrices by a tenth to a half (docs/performance.md).
+constexpr int64_t BLOCK = 64;
 
-// w [V, k] in bf16 as the products below read it: blocks of up to BLOCK ids, in each pairs of k side by side for all ids.
-Tensor paired(const Tensor &w) {
-  auto v = w.size(0), k = w.size(1);
-  auto packed = at::empty({v, k}, w.options());
-  auto from = reinterpret_cast<const uint32_t *>(w.const_data_ptr<BFloat16>());
-  auto to = reinterpret_cast<uint32_t *>(packed.data_ptr<BFloat16>());
-  at::parallel_for(0, (v + BLOCK - 1) / BLOCK, 4, [&](int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; block++) {
-      int64_t at = block * BLOCK, n = std::min(BLOCK, v - at);
-      const uint32_t *in = from + at * k / 2;
-      uint32_t *out = to + at * k / 2;
-      for (int64_t pair = 0; pair < k / 2; pair++)
-        for (int64_t id = 0; id < n; id++) out[pair * n + id] = in[id * k / 2 + pair];
-    }
-  });
-  return packed;
-}
-
-// Whether this processor has the product below, which libtorch gives no other sign of.
-bool pairs_here() {
+// Whether this processor has the small product of this type, which libtorch gives no other sign of.
+template <class T> bool small_product_here() {
   static const bool here = [] {
-    std::vector<BFloat16> ones(32 * 32, BFloat16(1.0f));
+    std::vector<T> ones(32 * 32, T(1.0f));
     std::vector<float> sums(32 * 32);
     try {
-      at::native::cpublas::brgemm(32, 32, 32, 32, 32, 32, false, ones.data(), ones.data(), sums.data());
+      at::native::cpublas::brgemm(32, 32, 32, 32, 32, 32, false, ones.data(), ones.data(), sums.data(), std::is_same_v<T, BFloat16>);
       at::native::cpublas::brgemm_release();
       return sums[0] == 32.0f;
     } catch (const std::exception &) {
@@ -342,27 +318,72 @@ bool pairs_here() {
   return here;
 }
 
-bool can_pair(const Tensor &w) { return on_cpu(w) && w.scalar_type() == at::kBFloat16 && w.size(1) % 2 == 0 && pairs_here(); }
+bool can_block(const Tensor &w, at::ScalarType kind) {
+  if (!on_cpu(w) || w.dim() != 2) return false;
+  return kind == at::kFloat ? small_product_here<float>()
+                            : kind == at::kBFloat16 && w.size(1) % 2 == 0 && small_product_here<BFloat16>();
+}
 
-// x [m, k] in bf16 times paired(w): f32 [m, V], summed in f32 and never rounded to bf16.
-Tensor product_in_float(const Tensor &x, const Tensor &packed) {
-  auto m = x.size(0), k = x.size(1), v = packed.size(0);
-  auto y = at::empty({m, v}, x.options().dtype(at::kFloat));
-  at::parallel_for(0, (v + BLOCK - 1) / BLOCK, 1, [&](int64_t first, int64_t last) {
+// w [n, k] in f32 or bf16, into `to` of the same size in f32 or bf16, block after block: one pass.
+template <class From> void block_into(const Tensor &w, const Tensor &to) {
+  auto n = w.size(0), k = w.size(1);
+  auto from = data<From>(w);
+  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, std::max<int64_t>(1, 8192 / k), [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; block++) {
-      int64_t at = block * BLOCK, n = std::min(BLOCK, v - at);
-      at::native::cpublas::brgemm(m, n, k, k, n, v, false, x.const_data_ptr<BFloat16>(), packed.const_data_ptr<BFloat16>() + at * k,
-                                  y.data_ptr<float>() + at);
+      int64_t at = block * BLOCK, rows = std::min(BLOCK, n - at);
+      if (to.scalar_type() == at::kFloat)
+        block_floats(from + at * k, to.data_ptr<float>() + at * k, rows, k);
+      else
+        block_pairs(from + at * k, reinterpret_cast<uint32_t *>(to.data_ptr<BFloat16>() + at * k), rows, k);
+    }
+  });
+}
+
+void block_into(const Tensor &w, const Tensor &to) {
+  both(w, [&](auto zero) { block_into<decltype(zero)>(w, to); });
+}
+
+// x [m, k] times the transpose of `blocks` [n, k], plus a bias [n] and `other` [m, n]; sums are f32, and rounded once if `kind` is bf16.
+template <class T> Tensor blocks_product(const Tensor &x, const Tensor &blocks, const optional<Tensor> &bias, const optional<Tensor> &other,
+                                         at::ScalarType kind) {
+  auto m = x.size(0), k = x.size(1), n = blocks.size(0);
+  TORCH_CHECK(x.is_contiguous() && x.scalar_type() == blocks.scalar_type() && blocks.size(1) == k, "factors that do not fit");
+  auto y = at::empty({m, n}, x.options().dtype(kind));
+  auto plain = kind == at::kFloat && !bias && !other;
+  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, 1, [&](int64_t first, int64_t last) {
+    static thread_local std::vector<float> scratch;
+    if (!plain) scratch.resize(std::max<size_t>(scratch.size(), m * BLOCK));
+    for (int64_t block = first; block < last; block++) {
+      int64_t at = block * BLOCK, rows = std::min(BLOCK, n - at);
+      auto sums = plain ? y.data_ptr<float>() + at : scratch.data();
+      at::native::cpublas::brgemm(m, rows, k, k, rows, plain ? n : rows, false, data<T>(x), data<T>(blocks) + at * k, sums,
+                                  std::is_same_v<T, BFloat16>);
+      if (plain) continue;
+      auto b = bias ? data<T>(bias) + at : nullptr;
+      auto o = other ? data<T>(other) + at : nullptr;
+      if (kind == at::kFloat) {
+        finish_rows(sums, b, o, y.data_ptr<float>() + at, m, rows, n);
+      } else {
+        if constexpr (std::is_same_v<T, BFloat16>) finish_rows(sums, b, o, y.data_ptr<BFloat16>() + at, m, rows, n);
+      }
     }
     at::native::cpublas::brgemm_release();
   });
   return y;
 }
 
-Tensor logits_in_float(const Tensor &x, const Tensor &w, const optional<Tensor> &packed) {
-  auto pairs = packed && !packed->is_mkldnn() && on_cpu(*packed) && packed->scalar_type() == at::kBFloat16;
-  if (pairs) return product_in_float(x.contiguous(), *packed);
-  return on_cpu(x) ? product(x, packed.value_or(w)).to(at::kFloat) : plain_product_in_float(x, packed.value_or(w));
+Tensor blocks_product(const Tensor &x, const Tensor &blocks, const optional<Tensor> &bias, const optional<Tensor> &other,
+                      at::ScalarType kind) {
+  Tensor y;
+  both(blocks, [&](auto zero) { y = blocks_product<decltype(zero)>(x.contiguous(), blocks, bias, other, kind); });
+  return y;
+}
+
+// ---- the output head
+
+Tensor logits_in_float(const Tensor &x, const Tensor &w, const optional<Tensor> &blocks) {
+  if (blocks) return blocks_product(x, *blocks, std::nullopt, std::nullopt, at::kFloat);
+  return on_cpu(x) ? product(x, w).to(at::kFloat) : plain_product_in_float(x, w);
 }
 
 struct Head : Function<Head> {
@@ -374,11 +395,13 @@ struct Head : Function<Head> {
     auto out = at::empty({n, 2}, hidden.options().dtype(at::kFloat));
     auto norms = at::empty({n, 2}, at::kFloat);
     // What one chunk covers is kept for the way back; of more, logits are computed again there.
-    optional<Tensor> packed = can_pair(w) ? optional<Tensor>(paired(w)) : std::nullopt;
+    // A product in bf16 would round the logits.
+    optional<Tensor> blocks;
+    if (w.scalar_type() == at::kBFloat16 && can_block(w, at::kBFloat16)) block_into(w, blocks.emplace(at::empty_like(w)));
     Tensor kept;
     for (int64_t from = 0; from < n; from += rows) {
       auto m = std::min(rows, n - from);
-      auto logits = logits_in_float(hidden.narrow(0, from, m), w, packed);
+      auto logits = logits_in_float(hidden.narrow(0, from, m), w, blocks);
       auto chosen = ids.narrow(0, from, m);
       if (!on_cpu(hidden)) {
         auto logp = at::log_softmax(logits / temperature, -1);
@@ -402,7 +425,7 @@ struct Head : Function<Head> {
     }
     ctx->save_for_backward({hidden, w, ids, norms, kept});
     ctx->saved_data["dw"] = dw;
-    ctx->saved_data["packed"] = packed;
+    ctx->saved_data["blocks"] = blocks;
     ctx->saved_data["out"] = out.detach();
     ctx->saved_data["temperature"] = temperature;
     return out;
@@ -412,14 +435,14 @@ struct Head : Function<Head> {
     auto saved = ctx->get_saved_variables();
     auto hidden = saved[0], w = saved[1], ids = saved[2], norms = saved[3], kept = saved[4];
     auto g = grads[0].contiguous(), dw = ctx->saved_data["dw"].toTensor(), out = ctx->saved_data["out"].toTensor();
-    auto packed = ctx->saved_data["packed"].isNone() ? std::nullopt : optional<Tensor>(ctx->saved_data["packed"].toTensor());
+    auto blocks = ctx->saved_data["blocks"].isNone() ? std::nullopt : optional<Tensor>(ctx->saved_data["blocks"].toTensor());
     auto temperature = ctx->saved_data["temperature"].toDouble();
     auto n = hidden.size(0), v = w.size(0), rows = chunk(w);
     auto dx = at::zeros_like(hidden);
     for (int64_t from = 0; from < n; from += rows) {
       auto m = std::min(rows, n - from);
       auto h = hidden.narrow(0, from, m), gs = g.narrow(0, from, m), chosen = ids.narrow(0, from, m), said = out.narrow(0, from, m);
-      auto logits = kept.defined() ? kept : logits_in_float(h, w, packed);
+      auto logits = kept.defined() ? kept : logits_in_float(h, w, blocks);
       Tensor dl;
       if (!on_cpu(hidden)) {
         auto logp = at::log_softmax(logits / temperature, -1);
@@ -523,33 +546,40 @@ bool learns(const Tensor *dw) { return dw != nullptr && at::GradMode::is_enabled
 
 extern "C" {
 
-// oneDNN's own layout of w [n, k] for about `rows` rows; w itself where it has none.
-char *tidegate_pack(Tensor **out, const Tensor *w, int64_t rows) {
+// w [n, k] in blocks of `kind`, or null where there is no small product of it.
+char *tidegate_block(Tensor **out, const Tensor *w, int8_t kind) {
   return guarded([&] {
-    static const auto op = operation<Reorder>("mkldnn::_reorder_linear_weight", "");
-    auto plain = !on_cpu(*w) || !takes(w->scalar_type());
-    *out = new Tensor(plain ? *w : op.call(*w, rows));
+    auto to = static_cast<at::ScalarType>(kind);
+    if (!can_block(*w, to)) return;
+    *out = new Tensor(at::empty(w->sizes(), w->options().dtype(to)));
+    block_into(w->contiguous(), **out);
   });
 }
 
-// w [V, k] as tidegate_logits wants it.
-char *tidegate_pack_head(Tensor **out, const Tensor *w, int64_t rows) {
-  if (!can_pair(*w)) return tidegate_pack(out, w, rows);
-  return guarded([&] { *out = new Tensor(paired(*w)); });
+// The same into blocks that are there.
+char *tidegate_block_again(const Tensor *w, const Tensor *blocks) {
+  return guarded([&] {
+    TORCH_CHECK(w->sizes() == blocks->sizes() && on_cpu(*w), "weights of another shape");
+    block_into(w->contiguous(), *blocks);
+  });
+}
+
+// x w^T in f32, without gradients.
+char *tidegate_linear_in_float(Tensor **out, const Tensor *x, const Tensor *w) {
+  return guarded([&] { *out = new Tensor(logits_in_float(*x, *w, std::nullopt)); });
+}
+
+// x w^T + b + other with w in blocks, without gradients; in f32 where `in_float`, else in w's type.
+char *tidegate_blocks_linear(Tensor **out, const Tensor *x, const Tensor *blocks, const Tensor *b, const Tensor *other, bool in_float) {
+  return guarded([&] {
+    auto kind = in_float ? at::kFloat : blocks->scalar_type();
+    *out = new Tensor(blocks_product(*x, *blocks, given(b), given(other), kind));
+  });
 }
 
 char *tidegate_linear(Tensor **out, const Tensor *x, const Tensor *w, const Tensor *b, const Tensor *dw, const Tensor *db) {
   return guarded([&] {
     *out = new Tensor(learns(dw) ? Linear::apply(*x, *w, given(b), *dw, given(db)) : product(*x, *w, given(b)));
-  });
-}
-
-// x w^T + b + other, without gradients.
-char *tidegate_linear_add(Tensor **out, const Tensor *x, const Tensor *w, const Tensor *b, const Tensor *other) {
-  return guarded([&] {
-    static const auto op = operation<PointwiseBinary>("mkldnn::_linear_pointwise", "binary");
-    auto fused = on_cpu(*x) && w->is_mkldnn();
-    *out = new Tensor(fused ? op.call(*x, *other, *w, given(b), "add") : product(*x, *w, given(b)).add_(*other));
   });
 }
 
@@ -579,11 +609,6 @@ char *tidegate_split(Tensor **q, Tensor **k, Tensor **v, const Tensor *x, const 
 // `[n, 2]` f32: log-probability of each id, and entropy.
 char *tidegate_head(Tensor **out, const Tensor *hidden, const Tensor *w, const Tensor *dw, const Tensor *ids, double temperature) {
   return guarded([&] { *out = new Tensor(Head::apply(*hidden, *w, *dw, *ids, temperature)); });
-}
-
-// `[n, V]` f32, by a head that tidegate_pack_head laid out.
-char *tidegate_logits(Tensor **out, const Tensor *hidden, const Tensor *w, const Tensor *packed) {
-  return guarded([&] { *out = new Tensor(logits_in_float(*hidden, *w, given(packed)).to(at::kFloat)); });
 }
 
 // Enters the keys and values of `slots.size(0)` rows into the cache and attends: `[rows of x, heads * d]`, on the CPU.
@@ -635,7 +660,7 @@ char *tidegate_choose(const Tensor *logits, const double *draws, double temperat
   });
 }
 
-void tidegate_plain(bool on) { plain = on; }
+void tidegate_plain(bool on) { without_kernels = on; }
 
 void tidegate_free(char *message) { free(message); }
 }
