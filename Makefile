@@ -132,6 +132,10 @@ test-cuda: libtorch ## what only a CUDA device can show (needs libtorch with CUD
 	$(CARGO) build --release
 	tests/cuda.sh $${CARGO_TARGET_DIR:-target}/release/tidegate
 
+.PHONY: bench-gpu
+bench-gpu: ## check and measure a CUDA device in six minutes, where there is one (benches/gpu.sh tells how to carry the programs there)
+	benches/gpu.sh
+
 KILLS ?= 200
 .PHONY: soak
 soak: libtorch ## kill and resume runs KILLS=200 times; what it has done is kept, so it can be broken off

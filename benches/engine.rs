@@ -4,16 +4,21 @@
 //! ```text
 //! cargo bench --bench engine -- decode MODEL WORK.json --slots 64 --threads 2
 //! cargo bench --bench engine -- train MODEL WORK.json --threads 2
+//! cargo bench --bench engine -- device --device cuda:0
 //! ```
 //!
 //! WORK is `{"requests": [{"prompt": [ids], "tokens": n}, ..]}` for `decode` (each answer has exactly `n` tokens), and
 //! `{"rollouts": [{"prompt": [ids], "tokens": [ids], "logp_behavior": [..], "advantage": [..]}, ..]}` for `train`. One line of
 //! JSON is printed, times in seconds.
 
+#[path = "engine/device.rs"]
+mod device;
+
 use clap::{Args, Parser, Subcommand};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 use tidegate::engine::contract::Engine;
@@ -56,6 +61,10 @@ enum What {
         #[arg(long)]
         activation_checkpointing: bool,
     },
+    /// Holds a device to the CPU, and models of random weights to what it could do at best; needs no files.
+    Device(device::What),
+    /// What a device copies and multiplies a second.
+    Rates(device::Where),
 }
 
 #[derive(Args)]
@@ -104,15 +113,17 @@ struct Recorded {
 
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<ExitCode, Failure> {
     let result = match Cli::parse().what {
         What::Decode { common, slots } => decode(&common, slots)?,
         What::Train { common, micro_batch_tokens, lr, activation_checkpointing } => {
             train(&common, micro_batch_tokens, lr, activation_checkpointing)?
         }
+        What::Device(what) => return device::measure(&what),
+        What::Rates(at) => return device::rates(&at),
     };
     println!("{result}");
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn dtype(name: &str) -> Result<Dtype, String> {

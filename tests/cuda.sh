@@ -5,8 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 tidegate=${1:-target/release/tidegate}
-libtorch=${LIBTORCH:-$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))')}
-export LD_LIBRARY_PATH="$libtorch/lib:${LD_LIBRARY_PATH:-}"
+. tests/libtorch.sh
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 

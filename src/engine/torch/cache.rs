@@ -110,6 +110,7 @@ impl Cache {
 mod tests {
     use super::*;
     use crate::engine::torch::config::{Family, tests::tiny};
+    use crate::engine::torch::device::tests::device;
     use crate::engine::torch::memory;
 
     /// A cache that would not find the memory.
@@ -121,8 +122,8 @@ mod tests {
     #[test]
     fn kept_slots_move_together_and_half_grown_layers_shrink() {
         let config = tiny(Family::Llama);
-        let mut cache = Cache::new(&config, 4, 1 << 10, Kind::Float, Device::Cpu).unwrap();
-        let kind = (Kind::Float, Device::Cpu);
+        let mut cache = Cache::new(&config, 4, 1 << 10, Kind::Float, device()).unwrap();
+        let kind = (Kind::Float, device());
         let prefix = |_: usize| Tensor::rand([config.num_key_value_heads, 50, config.head_dim], kind);
         let prefixes: Vec<Tensor> = (0..4).map(prefix).collect();
         for (slot, one) in prefixes.iter().enumerate() {
@@ -145,9 +146,9 @@ mod tests {
     #[test]
     fn memory_follows_the_longest_sequence() {
         let config = tiny(Family::Llama);
-        let mut cache = Cache::new(&config, 3, 1 << 20, Kind::Float, Device::Cpu).unwrap();
+        let mut cache = Cache::new(&config, 3, 1 << 20, Kind::Float, device()).unwrap();
         assert_eq!(cache.layers[0][0].size()[2], FIRST_LENGTH);
-        let prefix = Tensor::rand([config.num_key_value_heads, 100, config.head_dim], (Kind::Float, Device::Cpu));
+        let prefix = Tensor::rand([config.num_key_value_heads, 100, config.head_dim], (Kind::Float, device()));
         let layers = (0..config.num_hidden_layers).map(|_| [prefix.shallow_clone(), prefix.shallow_clone()]);
         cache.fill(2, &layers.collect()).unwrap();
         cache.grow(301).unwrap();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::device::tests::device;
 use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::rope::RopeScaling;
 use safetensors::tensor::TensorView;
@@ -252,12 +253,12 @@ fn shards_are_files_of_the_folder() {
 /// Made by `tests/peers/make_logits.py` with transformers.
 #[test]
 fn logits_are_those_of_transformers() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/golden/logits");
+    let golden = Path::new("data/golden/logits");
     for name in ["llama", "qwen2", "qwen2.5", "qwen3", "llama3", "linear"] {
         let folder = golden.join(name);
         let Loaded { config, layout, flat, notes, .. } = load(&folder, ValueHead::None).unwrap();
         assert_eq!(notes, [""; 0], "{name}");
-        let model = Model::new(&config, &layout, &flat, Form::Views).unwrap();
+        let model = Model::new(&config, &layout, &flat.to_device(device()), Form::Views).unwrap();
         let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(folder.join("logits.json")).unwrap()).unwrap();
         assert_eq!(rows.len(), if config.max_position_embeddings == 64 { 3 } else { 1 });
         for row in rows {
@@ -265,9 +266,9 @@ fn logits_are_those_of_transformers() {
             let right: Vec<Vec<f32>> = serde_json::from_value(row["logits"].clone()).unwrap();
             // Of a long sequence only the last ones are kept.
             let (from, length) = (row["from"].as_i64().unwrap_or(0), tokens.len() as i64);
-            let hidden = model.hidden(&Tensor::from_slice(&tokens).unsqueeze(0)).unwrap();
+            let hidden = model.hidden(&Tensor::from_slice(&tokens).unsqueeze(0).to_device(device())).unwrap();
             let ours = model.logits(&hidden).unwrap().narrow(0, from, length - from);
-            let right = Tensor::from_slice2(&right);
+            let right = Tensor::from_slice2(&right).to_device(device());
             assert_eq!(right.size(), [length - from, config.vocab_size]);
             let far = (ours - right).abs().max().double_value(&[]);
             assert!(far < 1e-4, "{name}: {far}");

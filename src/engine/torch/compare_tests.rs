@@ -67,7 +67,8 @@ fn continued(policy: &Policy, prompts: &[Vec<u32>], asked: &Asked) -> BTreeMap<u
 fn logits(policy: &Policy, model: &Model, dtype: Dtype, tokens: &[u32]) -> (Vec<usize>, Vec<u8>) {
     let ids: Vec<i64> = tokens.iter().map(|&id| i64::from(id)).collect();
     let n = ids.len() as i64;
-    let cache = Cache::new(&policy.config, 1, n, device::kind(dtype), Device::Cpu).map(|mut cache| cache.grow(n).map(|()| cache));
+    let cache =
+        Cache::new(&policy.config, 1, n, device::kind(dtype), Device::Cpu).map(|mut cache| cache.grow(n).map(|()| cache));
     let cache = cache.unwrap().unwrap();
     let positions: Vec<i64> = (0..n).collect();
     let places = Places { slots: Tensor::from_slice(&vec![0i64; ids.len()]), positions: Tensor::from_slice(&positions) };
@@ -88,10 +89,9 @@ fn answer(folder: &Path) {
     let model = Model::new(&policy.config, &policy.layout, snapshot.flat(), form).unwrap();
     let all: Vec<(Vec<usize>, Vec<u8>)> =
         prompts.iter().map(|tokens| logits(&policy, &model, asked.dtype, tokens)).collect();
-    let named = all
-        .iter()
-        .enumerate()
-        .map(|(number, (shape, bytes))| (number.to_string(), TensorView::new(tensor::Dtype::F32, shape.clone(), bytes).unwrap()));
+    let named = all.iter().enumerate().map(|(number, (shape, bytes))| {
+        (number.to_string(), TensorView::new(tensor::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
     serialize_to_file(named, None, &folder.join("logits.safetensors")).unwrap();
     let texts = continued(&policy, &prompts, &asked).into_values().zip(prompts).map(|(rollout, tokens)| Answer {
         tokens,

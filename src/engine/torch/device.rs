@@ -57,10 +57,21 @@ pub fn set_threads(threads: u16) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use std::sync::{Arc, Barrier};
+    use std::sync::{Arc, Barrier, LazyLock};
     use tch::Tensor;
+
+    /// Where the tests of the engine run: `TIDEGATE_TEST_DEVICE`, `cpu` without it. For another one libtorch's CUDA half must be there
+    /// before the first test is: `LD_PRELOAD=libtorch_cuda.so`.
+    pub fn device() -> Device {
+        static DEVICE: LazyLock<Device> = LazyLock::new(|| {
+            let device = parse(&std::env::var("TIDEGATE_TEST_DEVICE").unwrap_or_else(|_| "cpu".to_owned())).unwrap();
+            open(device).unwrap();
+            device
+        });
+        *DEVICE
+    }
 
     #[test]
     fn each_thread_gets_what_it_asks_for() {

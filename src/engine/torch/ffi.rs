@@ -9,7 +9,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Loads `libtorch_cuda.so` for as long as the process lives. To be called before libtorch is first used: it looks for CUDA
 /// once. The linker drops the library because no symbol of it is used, and a start on the CPU is the faster for it; once loaded,
@@ -127,8 +127,44 @@ unsafe extern "C" {
         heads: i64,
         eps: f64,
     ) -> Message;
+    fn tidegate_logits(out: *mut *mut c_void, hidden: Raw, w: Raw) -> Message;
     fn tidegate_choose(logits: Raw, draws: *const f64, temperature: f64, ids: *mut i64, logps: *mut f32) -> Message;
     fn tidegate_free(message: Message);
+    #[cfg(test)]
+    fn tidegate_plain(on: bool);
+}
+
+/// Whether the operations of `ops/` have kernels of their own for `x`; of all others libtorch's are put together.
+pub fn has_kernels(x: &Tensor) -> bool {
+    #[cfg(test)]
+    if PLAIN.get() {
+        return false;
+    }
+    x.device() == Device::Cpu
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLAIN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Does `f` on the CPU with the operations of other devices.
+#[cfg(test)]
+pub fn plainly<T>(f: impl FnOnce() -> T) -> T {
+    struct Back;
+    impl Drop for Back {
+        fn drop(&mut self) {
+            set(false);
+        }
+    }
+    fn set(on: bool) {
+        PLAIN.set(on);
+        // SAFETY: sets a variable of this thread.
+        unsafe { tidegate_plain(on) };
+    }
+    let _back = Back;
+    set(true);
+    f()
 }
 
 fn raw(tensor: &Tensor) -> Raw {
@@ -205,7 +241,7 @@ impl Blocks {
         said(unsafe { tidegate_block_again(raw(weight), raw(&self.0)) })
     }
 
-    /// `x w^T + b`, and `+ other` where there is another, rounded once. No gradients.
+    /// `x w^T + b`, rounded once; `+ other` (f32) where there is another, in f32. No gradients.
     ///
     /// # Errors
     /// Shapes or types that do not fit, or not enough memory.
@@ -232,7 +268,15 @@ pub fn linear(x: &Tensor, weight: &Weight, bias: Option<&Weight>) -> Result<Tens
     made(|[out]| unsafe { tidegate_linear(out, raw(x), w, value_of(bias), dw, gradient_of(bias)) }).map(one)
 }
 
-/// The rows of `ids`, in the shape of `ids` and one dimension more.
+/// `[n, V]` f32 of hidden states `[n, d]` and the output head `[V, d]`. No gradients.
+///
+/// # Errors
+/// As [`linear`].
+pub fn logits(hidden: &Tensor, weight: &Weight) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_logits(out, raw(hidden), raw(&weight.value)) }).map(one)
+}
+
+/// In f32, the rows of `ids`, in the shape of `ids` and one dimension more.
 ///
 /// # Errors
 /// As [`linear`]; an id outside the vocabulary.
@@ -240,7 +284,7 @@ pub fn embedding(weight: &Weight, ids: &Tensor) -> Result<Tensor> {
     made(|[out]| unsafe { tidegate_embedding(out, raw(&weight.value), raw(ids), gradient_of(Some(weight))) }).map(one)
 }
 
-/// `x / rms(x) * w` over the last dimension, computed in f32 (Zhang & Sennrich 2019, arXiv 1910.07467).
+/// `x / rms(x) * w` over the last dimension, computed in f32 and in the type of `w`; one that learns takes f32 (Zhang & Sennrich 2019, arXiv 1910.07467).
 ///
 /// # Errors
 /// As [`linear`].
@@ -288,7 +332,7 @@ pub struct Places {
     pub positions: Tensor,
 }
 
-/// Puts keys and values of the first `n` rows of `x` (projections, as [`split`]) into the cache (`[slots, kv_heads, length,
+/// On the CPU: puts keys and values of the first `n` rows of `x` (projections, as [`split`]) into the cache (`[slots, kv_heads, length,
 /// head_dim]` each) and attends: each row to its sequence up to itself. `[rows of x, heads * head_dim]`; rows without a place are 0.
 ///
 /// # Errors
@@ -330,7 +374,11 @@ pub fn choose(logits: &Tensor, draws: &[f64], temperature: f64) -> Result<Vec<(u
     Ok(ids.into_iter().map(|id| id as u32).zip(logps).collect())
 }
 
-fn fits(fits: bool, what: &str, tensor: &Tensor) -> Result<()> {
+/// Refuses what does not fit.
+///
+/// # Errors
+/// `what`, with the tensor's shape.
+pub fn fits(fits: bool, what: &str, tensor: &Tensor) -> Result<()> {
     let found = || Error::engine(what, format!("{:?} of {:?} does not fit", tensor.size(), tensor.kind()));
     if fits { Ok(()) } else { Err(found()) }
 }

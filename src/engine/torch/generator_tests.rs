@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::torch::checkpoint::{init, tests::spread};
 use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::device::tests::device;
 use crate::engine::torch::ffi::Places;
 use crate::engine::torch::layout::ValueHead;
 use std::collections::BTreeMap;
@@ -20,11 +21,11 @@ fn sampling(slots: usize, max_tokens: usize) -> Sampling {
 
 fn settings(sampling: Sampling) -> Settings {
     let (eos, decode) = (Vec::new(), Box::new(letters));
-    Settings { device: Device::Cpu, sampling, seed: 11, eos, decode, max_len: 32, worker: 5 }
+    Settings { device: device(), sampling, seed: 11, eos, decode, max_len: 32, worker: 5 }
 }
 
 fn weights(layout: &Layout, seed: u64) -> Snapshot {
-    Snapshot::copy_of(&spread(layout, seed)).unwrap()
+    Snapshot::copy_of(&spread(layout, seed).to_device(device())).unwrap()
 }
 
 /// A generator of a tiny model with random weights of version 0.
@@ -83,7 +84,7 @@ fn recorded_numbers_are_those_of_a_full_forward_at_the_temperature() {
         for rollout in done.values() {
             let prompt = &rollout.group.prompt.tokens;
             let ids: Vec<i64> = prompt.iter().chain(&rollout.tokens).map(|&id| i64::from(id)).collect();
-            let hidden = model.hidden(&Tensor::from_slice(&ids).unsqueeze(0)).unwrap();
+            let hidden = model.hidden(&Tensor::from_slice(&ids).unsqueeze(0).to_device(device())).unwrap();
             let logps = (model.logits(&hidden).unwrap() / 0.7).log_softmax(-1, Kind::Float);
             let values = model.value(&hidden).unwrap().unwrap();
             for (t, &token) in rollout.tokens.iter().enumerate() {
@@ -162,11 +163,11 @@ fn new_weights_take_over_between_two_tokens_and_old_keys_stay() {
     let model = |snapshot: &Snapshot| Model::new(&config, &layout, snapshot.flat(), Form::Views).unwrap();
     let (old, new) = (model(&old), model(&new));
     let ids: Vec<i64> = prompt.iter().chain(&rollout.tokens).map(|&id| i64::from(id)).collect();
-    let cache = Cache::new(&config, 1, 16, Kind::Float, Device::Cpu).unwrap();
+    let cache = Cache::new(&config, 1, 16, Kind::Float, device()).unwrap();
     let step = |model: &Model, from: usize, to: usize| {
         let positions: Vec<i64> = (from as i64..to as i64).collect();
         let places = Places { slots: Tensor::from_slice(&vec![0i64; to - from]), positions: Tensor::from_slice(&positions) };
-        model.step(&Tensor::from_slice(&ids[from..to]), &places, &cache).unwrap()
+        model.step(&Tensor::from_slice(&ids[from..to]).to_device(device()), &places, &cache).unwrap()
     };
     let _ = step(&old, 0, 4);
     let mut by_hand = Vec::new();
@@ -178,7 +179,7 @@ fn new_weights_take_over_between_two_tokens_and_old_keys_stay() {
     }
     assert_close(&rollout.logp_behavior, &by_hand, 1e-5);
     // The new model over its own keys says something else: the stale ones were really used.
-    let hidden = new.hidden(&Tensor::from_slice(&ids).unsqueeze(0)).unwrap();
+    let hidden = new.hidden(&Tensor::from_slice(&ids).unsqueeze(0).to_device(device())).unwrap();
     let fresh = new.logits(&hidden).unwrap().log_softmax(-1, Kind::Float).double_value(&[9, ids[10]]);
     assert!((fresh as f32 - by_hand[5]).abs() > 1e-3);
 }
@@ -402,4 +403,37 @@ fn without_memory_it_goes_on_with_fewer_slots() {
     none.start(group(0, 2, &long)).unwrap();
     let fault = (0..12).find_map(|_| none.step().err()).unwrap().to_string();
     assert!(fault.contains("can't allocate memory") && none.slots() == 1, "{fault}");
+}
+
+/// What other devices do, on this one.
+#[test]
+fn it_samples_the_same_without_kernels() {
+    ffi::plainly(|| {
+        recorded_numbers_are_those_of_a_full_forward_at_the_temperature();
+        a_rollout_does_not_depend_on_its_company();
+        new_weights_take_over_between_two_tokens_and_old_keys_stay();
+        frequencies_are_the_recorded_probabilities();
+        greedy_repeats_and_keeps_the_logp_at_temperature_1();
+        without_memory_it_goes_on_with_fewer_slots();
+        what_cannot_be_sampled_from_is_a_fault();
+    });
+}
+
+/// Catches a device that draws in another order or computes another model: what is sampled on the CPU is sampled there too.
+#[test]
+fn a_rollout_of_the_cpu_is_sampled_again_elsewhere() {
+    let sampled = |device: Device| {
+        let mut generator = generator(Settings { device, ..settings(Sampling { temperature: 0.7, ..sampling(3, 9) }) });
+        (0..4).for_each(|number| generator.start(group(number, 2, &[4, 8, 15, number as u32])).unwrap());
+        all(&mut generator)
+    };
+    let right = sampled(Device::Cpu);
+    for found in [sampled(device()), ffi::plainly(|| sampled(Device::Cpu))] {
+        assert_eq!(found.len(), 8);
+        for (place, rollout) in &right {
+            assert_eq!(found[place].tokens, rollout.tokens, "{place:?}");
+            assert_close(&found[place].logp_behavior, &rollout.logp_behavior, 1e-4);
+            assert_close(&found[place].value, &rollout.value, 1e-4);
+        }
+    }
 }

@@ -8,7 +8,7 @@
 //! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, what it says becomes coefficients
 //!   and metrics in [`tally`](crate::engine::tally), [`trail`] keeps less on the way,
 //!   [`optimizer`] is AdamW;
-//! * [`device`] where it all runs, `ffi` the operations that libtorch's bindings lack (`ops/`).
+//! * [`device`] where it all runs, [`probe`] what it reaches there, `ffi` the operations that libtorch's bindings lack (`ops/`).
 
 pub mod attention;
 pub mod cache;
@@ -30,6 +30,7 @@ pub mod moments;
 pub mod optimizer;
 pub mod pack;
 pub mod policy;
+pub mod probe;
 #[cfg(test)]
 #[path = "reference_tests.rs"]
 mod reference;

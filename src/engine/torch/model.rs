@@ -1,11 +1,11 @@
 //! The forward passes: a decoder-only transformer of the llama family.
 //!
 //! Knows nothing of sampling, of learning or of files. The learner passes the place where its gradient is added up; the generator
-//! has its weights laid out for products of few rows.
+//! has its weights laid out for products of few rows. What the layers add to is f32, whatever they compute in.
 //! Sources: Touvron et al. 2023 (arXiv 2302.13971), Su et al. 2021 (rotary embeddings, arXiv 2104.09864), Ainslie et al. 2023
 //! (grouped queries, arXiv 2305.13245). Shapes: `b` sequences, `t` tokens, `d` hidden size, `V` vocabulary, `r` rows of a step.
 
-use crate::engine::torch::attention::{attend, causal};
+use crate::engine::torch::attention::{Step, attend, causal};
 use crate::engine::torch::cache::Cache;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::ffi::{self, Blocks, Heads, Places, Positional, Weight};
@@ -231,9 +231,10 @@ impl Model {
     pub fn step(&self, tokens: &Tensor, places: &Places, cache: &Cache) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps;
         let mut x = ffi::embedding(&self.embed_tokens, tokens)?;
+        let step = Step::new(&x, places, [&self.rotary.cos, &self.rotary.sin])?;
         for (l, layer) in self.layers.iter().enumerate() {
             let qkv = layer.qkv_proj.of(&ffi::rms_norm(&x, &layer.input_layernorm, eps)?)?;
-            let y = attend(&qkv, &self.positional(layer), self.heads, cache.layer(l), places)?;
+            let y = attend(&qkv, &self.positional(layer), self.heads, cache.layer(l), &step)?;
             x = layer.o_proj.plus(&y, &x)?;
             let y = layer.gate_up_proj.of(&ffi::rms_norm(&x, &layer.post_attention_layernorm, eps)?)?;
             x = layer.down_proj.plus(&ffi::swiglu(&y)?, &x)?;
@@ -252,7 +253,7 @@ impl Model {
     /// Whatever libtorch says.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
         match &self.lm_head {
-            Factor::Plain(weight) => Ok(ffi::linear(hidden, weight, None)?.f_to_kind(Kind::Float)?),
+            Factor::Plain(weight) => ffi::logits(hidden, weight),
             Factor::Blocks(blocks) => blocks.linear_in_float(hidden),
         }
     }

@@ -3,19 +3,24 @@
 use super::*;
 use crate::engine::torch::checkpoint::tests::spread;
 use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::device::tests::device;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::reference::forward;
 use crate::engine::torch::trail::Trail;
 
 fn random(config: &Config, seed: u64, form: Form) -> Model {
     let layout = Layout::of(config, ValueHead::Present);
-    Model::new(config, &layout, &spread(&layout, seed), form).unwrap()
+    Model::new(config, &layout, &there(spread(&layout, seed)), form).unwrap()
 }
 
 fn families() -> Vec<Config> {
     let mut biased = tiny(Family::Llama);
     (biased.attention_bias, biased.mlp_bias, biased.num_key_value_heads) = (true, true, 4);
     vec![tiny(Family::Llama), tiny(Family::Qwen2), tiny(Family::Qwen3), biased]
+}
+
+fn there(tensor: Tensor) -> Tensor {
+    tensor.to_device(device())
 }
 
 fn far(a: &Tensor, b: &Tensor) -> f64 {
@@ -35,11 +40,11 @@ fn steps_over_the_cache_are_the_full_forward() {
     for (config, form) in families().into_iter().flat_map(|config| [(config.clone(), Form::Views), (config, packed)]) {
         let model = random(&config, 7, form);
         let tokens = [[3i64, 9, 27, 4, 40, 11], [1, 2, 49, 0, 5, 6]];
-        let hidden = random(&config, 7, Form::Views).hidden(&Tensor::from_slice2(&tokens)).unwrap();
+        let hidden = random(&config, 7, Form::Views).hidden(&there(Tensor::from_slice2(&tokens))).unwrap();
         let full = model.logits(&hidden).unwrap();
         let values = model.value(&hidden).unwrap().unwrap();
         assert_eq!((full.size(), values.size()), (vec![12, 50], vec![12]));
-        let mut cache = Cache::new(&config, 3, 16, Kind::Float, Device::Cpu).unwrap();
+        let mut cache = Cache::new(&config, 3, 16, Kind::Float, device()).unwrap();
         // Sequence, slot, and the tokens of each step: together, and beside the other's prompt.
         for step in [vec![(0usize, 2i64, 0..3usize)], vec![(0, 2, 3..4), (1, 0, 0..2)], vec![(0, 2, 4..5), (1, 0, 2..6)]] {
             let rows: Vec<(usize, i64, usize)> =
@@ -47,7 +52,7 @@ fn steps_over_the_cache_are_the_full_forward() {
             let ids: Vec<i64> = rows.iter().map(|&(of, _, t)| tokens[of][t]).collect();
             let (slots, positions): (Vec<i64>, Vec<i64>) = rows.iter().map(|&(_, slot, t)| (slot, t as i64)).unzip();
             cache.grow(6).unwrap();
-            let hidden = model.step(&Tensor::from_slice(&ids), &places(&slots, &positions), &cache).unwrap();
+            let hidden = model.step(&there(Tensor::from_slice(&ids)), &places(&slots, &positions), &cache).unwrap();
             let (logits, value) = (model.logits(&hidden).unwrap(), model.value(&hidden).unwrap().unwrap());
             for (row, &(of, _, t)) in (0..).zip(&rows) {
                 let at = (of * 6 + t) as i64;
@@ -63,17 +68,17 @@ fn steps_over_the_cache_are_the_full_forward() {
 fn a_model_that_loads_again_is_a_new_one() {
     let _guard = tch::no_grad_guard();
     let form = Form::Packed(Kind::BFloat16);
-    let tokens = Tensor::from_slice(&[3i64, 9, 27]);
+    let tokens = there(Tensor::from_slice(&[3i64, 9, 27]));
     for config in families() {
         let layout = Layout::of(&config, ValueHead::Present);
         let said = |model: &Model| {
-            let cache = Cache::new(&config, 1, 16, Kind::BFloat16, Device::Cpu).unwrap();
+            let cache = Cache::new(&config, 1, 16, Kind::BFloat16, device()).unwrap();
             let hidden = model.step(&tokens, &places(&[0; 3], &[0, 1, 2]), &cache).unwrap();
             (model.logits(&hidden).unwrap(), model.value(&hidden).unwrap().unwrap())
         };
         let (mut model, other) = (random(&config, 1, form), random(&config, 2, form));
         assert!(far(&said(&model).0, &said(&other).0) > 0.1);
-        model.reload(&layout, &spread(&layout, 2), form).unwrap();
+        model.reload(&layout, &there(spread(&layout, 2)), form).unwrap();
         let (ours, right) = (said(&model), said(&other));
         assert!(ours.0.equal(&right.0) && ours.1.equal(&right.1));
     }
@@ -84,8 +89,8 @@ fn a_model_that_loads_again_is_a_new_one() {
 fn bf16_is_near() {
     let _guard = tch::no_grad_guard();
     for config in families() {
-        let cache = |kind| Cache::new(&config, 1, 16, kind, Device::Cpu).unwrap();
-        let (tokens, places) = (Tensor::from_slice(&[3i64, 9, 27, 4]), places(&[0; 4], &[0, 1, 2, 3]));
+        let cache = |kind| Cache::new(&config, 1, 16, kind, device()).unwrap();
+        let (tokens, places) = (there(Tensor::from_slice(&[3i64, 9, 27, 4])), places(&[0; 4], &[0, 1, 2, 3]));
         let logits = |kind: Kind| {
             let model = random(&config, 7, Form::Packed(kind));
             model.logits(&model.step(&tokens, &places, &cache(kind)).unwrap()).unwrap()
@@ -101,7 +106,7 @@ fn bf16_is_near() {
 fn padding_on_the_right_changes_nothing_before_it() {
     let _guard = tch::no_grad_guard();
     let model = random(&tiny(Family::Qwen2), 3, Form::Views);
-    let logits = |ids: &[i64]| model.logits(&model.hidden(&Tensor::from_slice(ids).unsqueeze(0)).unwrap()).unwrap();
+    let logits = |ids: &[i64]| model.logits(&model.hidden(&there(Tensor::from_slice(ids)).unsqueeze(0)).unwrap()).unwrap();
     let (short, padded) = (logits(&[5, 6, 7]), logits(&[5, 6, 7, 0, 0]));
     assert!(far(&short, &padded.narrow(0, 0, 3)) < 1e-5);
     assert!(far(&short, &logits(&[5, 7, 6])) > 0.1, "order matters");
@@ -114,18 +119,18 @@ const COEFFICIENTS: [[f32; 2]; 8] =
 /// What the head and the critic say of some ids, as one number; and its gradient.
 fn gradient_of(config: &Config, flat: &Tensor, recomputed: bool) -> (f64, Tensor) {
     let layout = Layout::of(config, ValueHead::Present);
-    let gradient = Tensor::zeros([layout.total], (Kind::Float, Device::Cpu));
+    let gradient = Tensor::zeros([layout.total], (Kind::Float, device()));
     let model = Model::new(config, &layout, flat, Form::Learning(&gradient)).unwrap();
-    let tokens = Tensor::from_slice2(&[[1i64, 2, 3, 4], [9, 8, 7, 0]]);
+    let tokens = there(Tensor::from_slice2(&[[1i64, 2, 3, 4], [9, 8, 7, 0]]));
     let (hidden, trail) = if recomputed {
         let (hidden, trail) = Trail::walk(&model, &tokens).unwrap();
         (hidden, Some(trail))
     } else {
         (model.hidden(&tokens).unwrap(), None)
     };
-    let ids = Tensor::from_slice(&IDS);
+    let ids = there(Tensor::from_slice(&IDS));
     let said = model.log_probabilities(&hidden, &ids, 0.7).unwrap();
-    let coefficients = Tensor::from_slice2(&COEFFICIENTS);
+    let coefficients = there(Tensor::from_slice2(&COEFFICIENTS));
     let value = model.value(&hidden).unwrap().unwrap();
     let loss = (said * coefficients).sum(Kind::Float) + value.square().sum(Kind::Float);
     loss.backward();
@@ -140,17 +145,17 @@ fn gradient_of(config: &Config, flat: &Tensor, recomputed: bool) -> (f64, Tensor
 fn logits_and_gradients_are_those_of_libtorchs_own_operations() {
     for config in families() {
         let layout = Layout::of(&config, ValueHead::Present);
-        let flat = spread(&layout, 1).set_requires_grad(true);
+        let flat = there(spread(&layout, 1)).set_requires_grad(true);
         let sequences = [[1i64, 2, 3, 4], [9, 8, 7, 0]];
         let (logits, values): (Vec<Tensor>, Vec<Option<Tensor>>) =
             sequences.iter().map(|ids| forward(&config, &layout, &flat, ids)).unzip();
         let logps = (Tensor::cat(&logits, 0) / 0.7).log_softmax(-1, Kind::Float);
-        let ids = Tensor::from_slice(&IDS).unsqueeze(1);
+        let ids = there(Tensor::from_slice(&IDS)).unsqueeze(1);
         let entropy = -(logps.exp() * &logps).sum_dim_intlist(-1, false, Kind::Float);
         let said = Tensor::stack(&[logps.gather(1, &ids, false).squeeze_dim(1), entropy], 1);
         let values: Vec<Tensor> = values.into_iter().flatten().collect();
-        let loss =
-            (said * Tensor::from_slice2(&COEFFICIENTS)).sum(Kind::Float) + Tensor::cat(&values, 0).square().sum(Kind::Float);
+        let loss = (said * there(Tensor::from_slice2(&COEFFICIENTS))).sum(Kind::Float)
+            + Tensor::cat(&values, 0).square().sum(Kind::Float);
         loss.backward();
         let (ours, gradient) = gradient_of(&config, &flat.detach(), false);
         let right = loss.double_value(&[]);
@@ -166,12 +171,12 @@ fn logits_and_gradients_are_those_of_libtorchs_own_operations() {
 fn gradients_are_derivatives() {
     for config in families() {
         let layout = Layout::of(&config, ValueHead::Present);
-        let flat = spread(&layout, 1);
+        let flat = there(spread(&layout, 1));
         let (_, gradient) = gradient_of(&config, &flat, false);
         for (number, part) in layout.parts.iter().enumerate() {
             tch::manual_seed(number as i64);
             let direction = Tensor::zeros_like(&flat);
-            let noise = Tensor::randn(part.shape.as_slice(), (Kind::Float, Device::Cpu));
+            let noise = Tensor::randn(part.shape.as_slice(), (Kind::Float, device()));
             part.view(&direction).unwrap().copy_(&noise);
             let along = (&gradient * &direction).sum(Kind::Double).double_value(&[]);
             let at = |step: f64| gradient_of(&config, &(&flat + &direction * step), false).0;
@@ -187,7 +192,7 @@ fn gradients_are_derivatives() {
 #[test]
 fn activation_checkpointing_changes_no_gradient() {
     for config in families() {
-        let flat = spread(&Layout::of(&config, ValueHead::Present), 1);
+        let flat = there(spread(&Layout::of(&config, ValueHead::Present), 1));
         let (kept, recomputed) = (gradient_of(&config, &flat, false), gradient_of(&config, &flat, true));
         assert_eq!(kept.0, recomputed.0);
         assert!(far(&kept.1, &recomputed.1) < 1e-5, "{}", far(&kept.1, &recomputed.1));
@@ -198,7 +203,7 @@ fn activation_checkpointing_changes_no_gradient() {
 #[test]
 fn gradients_in_bf16_are_near() {
     for config in families() {
-        let flat = spread(&Layout::of(&config, ValueHead::Present), 1);
+        let flat = there(spread(&Layout::of(&config, ValueHead::Present), 1));
         let (full, half) =
             (gradient_of(&config, &flat, false).1, gradient_of(&config, &flat.to_kind(Kind::BFloat16), false).1);
         let cosine = (&full * &half).sum(Kind::Double) / (full.norm() * half.norm());
@@ -211,10 +216,25 @@ fn gradients_in_bf16_are_near() {
 fn another_layout_and_long_sequences_are_refused() {
     let config = tiny(Family::Llama);
     let layout = Layout::of(&config, ValueHead::None);
-    let short = Tensor::zeros([7], (Kind::Float, Device::Cpu));
+    let short = Tensor::zeros([7], (Kind::Float, device()));
     let Err(error) = Model::new(&config, &layout, &short, Form::Views) else { panic!("took a short buffer") };
     assert_eq!(error.to_string(), format!("model: [7] weights for a layout of {}", layout.total));
-    let long = Tensor::zeros([1, 65], (Kind::Int64, Device::Cpu));
+    let long = Tensor::zeros([1, 65], (Kind::Int64, device()));
     let error = random(&config, 0, Form::Views).hidden(&long).unwrap_err();
     assert_eq!(error.to_string(), "model: a sequence of 65 tokens, the model's longest is 64");
+}
+
+/// What other devices do, on this one: catches types and shapes that only go together in the kernels.
+#[test]
+fn all_of_it_holds_without_kernels() {
+    ffi::plainly(|| {
+        steps_over_the_cache_are_the_full_forward();
+        a_model_that_loads_again_is_a_new_one();
+        bf16_is_near();
+        padding_on_the_right_changes_nothing_before_it();
+        logits_and_gradients_are_those_of_libtorchs_own_operations();
+        gradients_are_derivatives();
+        activation_checkpointing_changes_no_gradient();
+        gradients_in_bf16_are_near();
+    });
 }

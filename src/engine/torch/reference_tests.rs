@@ -19,7 +19,7 @@ pub fn forward(config: &Config, layout: &Layout, flat: &Tensor, ids: &[i64]) -> 
     let (t, d, half) = (ids.len() as i64, config.head_dim, config.head_dim / 2);
     let frequencies: Vec<f64> = (0..half).map(|i| config.rope_theta.powf(-2.0 * i as f64 / d as f64)).collect();
     let frequencies = config.rope_scaling.apply(&Tensor::from_slice(&frequencies).to_kind(Kind::Float)).unwrap();
-    let angles = Tensor::arange(t, (Kind::Float, flat.device())).unsqueeze(1) * frequencies;
+    let angles = Tensor::arange(t, (Kind::Float, flat.device())).unsqueeze(1) * frequencies.to_device(flat.device());
     let (cos, sin) = (angles.cos().unsqueeze(1), angles.sin().unsqueeze(1));
     let rotated = |x: &Tensor| {
         let (a, b) = (x.narrow(-1, 0, half), x.narrow(-1, half, half));
@@ -27,7 +27,8 @@ pub fn forward(config: &Config, layout: &Layout, flat: &Tensor, ids: &[i64]) -> 
     };
     let mask = Tensor::full([t, t], f64::NEG_INFINITY, (Kind::Float, flat.device())).triu(1);
     let shared = config.num_attention_heads / config.num_key_value_heads;
-    let mut x = weight("model.embed_tokens.weight".into()).index_select(0, &Tensor::from_slice(ids));
+    let mut x =
+        weight("model.embed_tokens.weight".into()).index_select(0, &Tensor::from_slice(ids).to_device(flat.device()));
     for l in 0..config.num_hidden_layers {
         let at = |part: &str| format!("model.layers.{l}.{part}");
         let y = norm(&x, &weight(at("input_layernorm.weight")));

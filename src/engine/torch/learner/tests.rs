@@ -5,6 +5,8 @@ use crate::engine::sampler::uniform;
 use crate::engine::spec::{LrSchedule, Sampling};
 use crate::engine::torch::checkpoint::tests::spread;
 use crate::engine::torch::config::{Family, tests::tiny};
+use crate::engine::torch::device::tests::device;
+use crate::engine::torch::ffi;
 use crate::engine::torch::generator::{Settings, TorchGenerator};
 use crate::engine::torch::reference::forward;
 use crate::kernel::aggregation::Aggregation;
@@ -49,7 +51,7 @@ pub(super) fn learner(family: Family, learning: &Learning, temperature: f64) -> 
     let config = tiny(family);
     let layout = Layout::of(&config, ValueHead::Present);
     let flat = spread(&layout, 5);
-    TorchLearner::new(config, layout, flat, Device::Cpu, learning.clone(), temperature, 100, 0).unwrap()
+    TorchLearner::new(config, layout, flat, device(), learning.clone(), temperature, 100, 0).unwrap()
 }
 
 fn values(tensor: &Tensor) -> Vec<f32> {
@@ -221,7 +223,7 @@ fn what_the_generator_samples_is_on_policy() {
     for (family, temperature) in [(Family::Llama, 1.0), (Family::Qwen2, 0.7)] {
         let mut learner = learner(family, &learning(Loss::default()), temperature);
         let sampling = Sampling { slots: 5, max_tokens: 20, temperature, ..Sampling::default() };
-        let (device, decode) = (Device::Cpu, Box::new(|_: &[u32]| String::new()));
+        let (device, decode) = (device(), Box::new(|_: &[u32]| String::new()));
         let settings = Settings { device, sampling, seed: 3, eos: vec![2], decode, max_len: 40, worker: 0 };
         let mut generator = TorchGenerator::new(tiny(family), learner.layout().clone(), settings).unwrap();
         generator.load(0, learner.weights().unwrap()).unwrap();
@@ -329,7 +331,7 @@ fn a_step_depends_on_weights_optimizer_and_version_alone() {
     let mut first = learner(Family::Llama, &learning, 1.0);
     step(&mut first, batch(8));
     let (config, layout, flat) = (tiny(Family::Llama), first.layout().clone(), first.flat().copy());
-    let mut second = TorchLearner::new(config, layout, flat, Device::Cpu, learning, 1.0, 100, 1).unwrap();
+    let mut second = TorchLearner::new(config, layout, flat, device(), learning, 1.0, 100, 1).unwrap();
     second.optimizer_mut().restore(first.optimizer().state()).unwrap();
     let next = |learner: &mut TorchLearner| untimed(step(learner, batch(5)).metrics);
     assert_eq!(next(&mut first), next(&mut second));
@@ -372,7 +374,7 @@ fn an_update_is_clipped_adamw() {
     let learning = Learning { grad_clip: 0.3, ..learning(Loss::default()) };
     let mut learner = learner(Family::Llama, &learning, 1.0);
     let expected = learner.flat().copy();
-    let mut clipped = Tensor::from_slice(&gradient(&mut learner, batch(4)));
+    let mut clipped = Tensor::from_slice(&gradient(&mut learner, batch(4))).to_device(device());
     let norm = clipped.norm_scalaropt_dtype(2, Kind::Double).double_value(&[]);
     let _ = clipped.f_mul_scalar_(0.3 / (norm + 1e-6)).unwrap();
     AdamW::new(&expected, &learning).unwrap().step(&expected, &clipped, 0.01).unwrap();
@@ -434,7 +436,7 @@ fn what_does_not_fit_is_refused_at_the_start() {
     let layout = Layout::of(&config, ValueHead::None);
     let new = |learning: Learning, temperature, elements| {
         let flat = Tensor::zeros([elements], (Kind::Float, Device::Cpu));
-        let learner = TorchLearner::new(config.clone(), layout.clone(), flat, Device::Cpu, learning, temperature, 1, 0);
+        let learner = TorchLearner::new(config.clone(), layout.clone(), flat, device(), learning, temperature, 1, 0);
         learner.err().map(|e| e.to_string())
     };
     let critic = Learning { value_coef: 0.1, ..Learning::default() };
@@ -464,4 +466,16 @@ fn a_diverged_step_is_a_fault_and_gives_its_batch_back() {
     let back = learner.abandon();
     assert_eq!((back.len(), learner.abandon().len()), (4, 0));
     assert!(back.iter().all(|rollout| rollout.status == Status::Waiting));
+}
+
+/// What other devices do, on this one.
+#[test]
+fn it_learns_the_same_without_kernels() {
+    ffi::plainly(|| {
+        coefficients_back_propagate_to_autograds_gradient();
+        micro_batches_of_any_size_give_the_same_gradient_and_metrics();
+        what_the_generator_samples_is_on_policy();
+        padding_and_company_do_not_change_logp();
+        the_same_batch_from_the_same_start_gives_the_same_bits();
+    });
 }

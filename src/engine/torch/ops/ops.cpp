@@ -52,12 +52,27 @@ bool takes(at::ScalarType type) {
   return type == at::kFloat || (type == at::kBFloat16 && bf16);
 }
 
-bool on_cpu(const Tensor &x) { return x.device().is_cpu(); }
+// For tests: whether this thread does on the CPU what it would do on any other device.
+thread_local bool plain = false;
+
+// Whether the kernels and products of this file take x.
+bool on_cpu(const Tensor &x) { return x.device().is_cpu() && !plain; }
 
 // x [m, k] times the transpose of w [n, k], which may be a view of any strides.
 Tensor product(const Tensor &x, const Tensor &w, const optional<Tensor> &b = std::nullopt) {
   if (on_cpu(x) && takes(x.scalar_type()) && x.size(0) > 0) return onednn(x.contiguous(), w, b);
   return at::linear(x, w, b);
+}
+
+// x [m, k] times the transpose of w [n, k], in f32: bf16 is summed in f32 and never rounded.
+Tensor plain_product_in_float(const Tensor &x, const Tensor &w) {
+  if (x.scalar_type() == at::kFloat) return at::mm(x, w.t());
+  return x.is_cuda() ? at::mm(x, w.t(), at::kFloat) : at::mm(x.to(at::kFloat), w.to(at::kFloat).t());
+}
+
+// Adds the product of dy [m, n] transposed and x [m, k] to the gradient dw [n, k].
+void add_gradient(const Tensor &dw, const Tensor &dy, const Tensor &x) {
+  dw.add_(on_cpu(dy) ? product(dy.t().contiguous(), x.t()) : plain_product_in_float(dy.t(), x.t()));
 }
 
 // ---- rows shared out among threads
@@ -93,7 +108,7 @@ struct Linear : Function<Linear> {
     auto saved = ctx->get_saved_variables();
     auto dy = grads[0].contiguous();
     auto dx = ctx->needs_input_grad(0) ? product(dy, saved[1].t()) : Tensor();
-    ctx->saved_data["dw"].toTensor().add_(product(dy.t().contiguous(), saved[0].t()));
+    add_gradient(ctx->saved_data["dw"].toTensor(), dy, saved[0]);
     if (!ctx->saved_data["db"].isNone()) ctx->saved_data["db"].toTensor().add_(dy.sum(0, false, at::kFloat));
     return {dx, Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -103,26 +118,38 @@ struct Embedding : Function<Embedding> {
   static Tensor forward(AutogradContext *ctx, Tensor w, Tensor ids, Tensor dw) {
     ctx->save_for_backward({ids});
     ctx->saved_data["dw"] = dw;
-    return at::embedding(w, ids);
+    return at::embedding(w, ids).to(at::kFloat);
   }
   static variable_list backward(AutogradContext *ctx, variable_list grads) {
-    ctx->saved_data["dw"].toTensor().index_add_(0, ctx->get_saved_variables()[0], grads[0].to(at::kFloat));
+    auto dw = ctx->saved_data["dw"].toTensor(), ids = ctx->get_saved_variables()[0], dy = grads[0];
+    // Of the two, index_add_ is the faster one on the CPU, and index_put_ the one whose sums have one order on CUDA.
+    if (on_cpu(dw))
+      dw.index_add_(0, ids, dy);
+    else
+      dw.index_put_({ids}, dy, true);
     return {Tensor(), Tensor(), Tensor()};
   }
 };
 
 Tensor norm(const Tensor &x, const Tensor &w, double eps) {
+  auto d = x.size(-1);
   if (!on_cpu(x)) {
     auto f = x.to(at::kFloat);
-    return (f * (f.square().mean(-1, true) + eps).rsqrt() * w).to(x.scalar_type());
+    return at::rms_norm(f, {d}, w.to(at::kFloat), eps).to(w.scalar_type());
   }
-  auto d = x.size(-1);
-  auto y = at::empty_like(x);
-  both(x, [&](auto zero) {
+  auto y = at::empty(x.sizes(), w.options());
+  auto rows = [&](auto from_x, auto zero) {
+    using X = decltype(from_x);
     using T = decltype(zero);
     at::parallel_for(0, x.numel() / d, grain(d), [&](int64_t from, int64_t to) {
-      norm_rows(data<T>(x) + from * d, data<T>(w), y.data_ptr<T>() + from * d, to - from, d, static_cast<float>(eps));
+      norm_rows(data<X>(x) + from * d, data<T>(w), y.data_ptr<T>() + from * d, to - from, d, static_cast<float>(eps));
     });
+  };
+  both(w, [&](auto zero) {
+    if (x.scalar_type() == at::kFloat)
+      rows(float(), zero);
+    else
+      rows(zero, zero);
   });
   return y;
 }
@@ -141,16 +168,15 @@ struct RmsNorm : Function<RmsNorm> {
     auto eps = ctx->saved_data["eps"].toDouble();
     auto d = x.size(-1);
     if (!on_cpu(x)) {
-      auto f = x.to(at::kFloat), g = dy.to(at::kFloat) * w;
-      auto r = (f.square().mean(-1, true) + eps).rsqrt();
-      dw.add_((dy * f * r).reshape({-1, d}).sum(0));
-      return {(r * (g - f * (g * f).mean(-1, true) * r * r)).to(x.scalar_type()), Tensor(), Tensor(), Tensor()};
+      auto g = dy.to(at::kFloat) * w, r = (x.square().mean(-1, true) + eps).rsqrt();
+      dw.add_((dy * x * r).reshape({-1, d}).sum(0));
+      return {r * (g - x * (g * x).mean(-1, true) * r * r), Tensor(), Tensor(), Tensor()};
     }
     auto dx = at::empty_like(x), sums = partial_sums(d);
-    both(x, [&](auto zero) {
+    both(w, [&](auto zero) {
       using T = decltype(zero);
       at::parallel_for(0, x.numel() / d, grain(d), [&](int64_t from, int64_t to) {
-        norm_back_rows(data<T>(x) + from * d, data<T>(w), data<T>(dy) + from * d, dx.data_ptr<T>() + from * d,
+        norm_back_rows(data<float>(x) + from * d, data<T>(w), data<T>(dy) + from * d, dx.data_ptr<float>() + from * d,
                        sums.data_ptr<float>() + at::get_thread_num() * d, to - from, d, static_cast<float>(eps));
       });
     });
@@ -326,7 +352,8 @@ void block_into(const Tensor &w, const Tensor &to) {
   both(w, [&](auto zero) { block_into<decltype(zero)>(w, to); });
 }
 
-// x [m, k] times the transpose of `blocks` [n, k], plus a bias [n] and `other` [m, n]; sums are f32, and rounded once if `kind` is bf16.
+// x [m, k] times the transpose of `blocks` [n, k], plus a bias [n] and `other` [m, n] in f32; sums are f32, and rounded once if `kind`
+// is bf16.
 template <class T> Tensor blocks_product(const Tensor &x, const Tensor &blocks, const optional<Tensor> &bias, const optional<Tensor> &other,
                                          at::ScalarType kind) {
   auto m = x.size(0), k = x.size(1), n = blocks.size(0);
@@ -343,7 +370,7 @@ template <class T> Tensor blocks_product(const Tensor &x, const Tensor &blocks, 
                                   std::is_same_v<T, BFloat16>);
       if (plain) continue;
       auto b = bias ? data<T>(bias) + at : nullptr;
-      auto o = other ? data<T>(other) + at : nullptr;
+      auto o = other ? data<float>(other) + at : nullptr;
       if (kind == at::kFloat) {
         finish_rows(sums, b, o, y.data_ptr<float>() + at, m, rows, n);
       } else {
@@ -365,12 +392,13 @@ Tensor blocks_product(const Tensor &x, const Tensor &blocks, const optional<Tens
 // ---- the output head
 
 Tensor logits_in_float(const Tensor &x, const Tensor &w, const optional<Tensor> &blocks) {
-  return blocks ? blocks_product(x, *blocks, std::nullopt, std::nullopt, at::kFloat) : product(x, w).to(at::kFloat);
+  if (blocks) return blocks_product(x, *blocks, std::nullopt, std::nullopt, at::kFloat);
+  return on_cpu(x) ? product(x, w).to(at::kFloat) : plain_product_in_float(x, w);
 }
 
 struct Head : Function<Head> {
-  // Rows whose logits are there at once.
-  static int64_t chunk(const Tensor &w) { return std::max<int64_t>(16, (int64_t(1) << 24) / w.size(0)); }
+  // Rows whose logits are there at once. Off the CPU a piece is larger: the gradient of the head is gone over once a piece.
+  static int64_t chunk(const Tensor &w) { return std::max<int64_t>(16, (int64_t(1) << (on_cpu(w) ? 24 : 27)) / w.size(0)); }
 
   static Tensor forward(AutogradContext *ctx, Tensor hidden, Tensor w, Tensor dw, Tensor ids, double temperature) {
     auto n = hidden.size(0), v = w.size(0), rows = chunk(w);
@@ -451,7 +479,7 @@ struct Head : Function<Head> {
         });
       }
       dx.narrow(0, from, m).copy_(product(dl, w.t()));
-      dw.add_(product(dl.t().contiguous(), h.t()));
+      add_gradient(dw, dl, h);
     }
     return {dx, Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -546,10 +574,10 @@ char *tidegate_block_again(const Tensor *w, const Tensor *blocks) {
   });
 }
 
-// x w^T + b + other with w in blocks, without gradients; in f32 where `in_float`, else in w's type.
+// x w^T + b + other with w in blocks, without gradients; in f32 where `in_float` or there is another, else in w's type.
 char *tidegate_blocks_linear(Tensor **out, const Tensor *x, const Tensor *blocks, const Tensor *b, const Tensor *other, bool in_float) {
   return guarded([&] {
-    auto kind = in_float ? at::kFloat : blocks->scalar_type();
+    auto kind = in_float || other ? at::kFloat : blocks->scalar_type();
     *out = new Tensor(blocks_product(*x, *blocks, given(b), given(other), kind));
   });
 }
@@ -561,7 +589,7 @@ char *tidegate_linear(Tensor **out, const Tensor *x, const Tensor *w, const Tens
 }
 
 char *tidegate_embedding(Tensor **out, const Tensor *w, const Tensor *ids, const Tensor *dw) {
-  return guarded([&] { *out = new Tensor(learns(dw) ? Embedding::apply(*w, *ids, *dw) : at::embedding(*w, *ids)); });
+  return guarded([&] { *out = new Tensor(learns(dw) ? Embedding::apply(*w, *ids, *dw) : at::embedding(*w, *ids).to(at::kFloat)); });
 }
 
 char *tidegate_rms_norm(Tensor **out, const Tensor *x, const Tensor *w, const Tensor *dw, double eps) {
@@ -586,6 +614,11 @@ char *tidegate_split(Tensor **q, Tensor **k, Tensor **v, const Tensor *x, const 
 // `[n, 2]` f32: log-probability of each id, and entropy.
 char *tidegate_head(Tensor **out, const Tensor *hidden, const Tensor *w, const Tensor *dw, const Tensor *ids, double temperature) {
   return guarded([&] { *out = new Tensor(Head::apply(*hidden, *w, *dw, *ids, temperature)); });
+}
+
+// `[n, V]` f32 by a head that is not in blocks.
+char *tidegate_logits(Tensor **out, const Tensor *hidden, const Tensor *w) {
+  return guarded([&] { *out = new Tensor(logits_in_float(*hidden, *w, std::nullopt)); });
 }
 
 // Enters the keys and values of `slots.size(0)` rows into the cache and attends: `[rows of x, heads * d]`, on the CPU.
@@ -614,7 +647,8 @@ char *tidegate_choose(const Tensor *logits, const double *draws, double temperat
     auto inverse = temperature == 0 ? 1.0 : 1.0 / temperature;
     if (!on_cpu(*logits)) {
       auto logp = at::log_softmax(*logits * inverse, -1);
-      auto us = at::from_blob(const_cast<double *>(draws), {rows, 1}, at::kDouble).to(logits->device());
+      // Does not wait for what is under way there: memory that is not pinned is staged before the copy returns.
+      auto us = at::from_blob(const_cast<double *>(draws), {rows, 1}, at::kDouble).to(logits->device(), at::kDouble, true);
       auto chosen = temperature == 0 ? logp.argmax(-1, true)
                                      : at::searchsorted(logp.to(at::kDouble).exp().cumsum(-1), us, false, true).clamp_max(v - 1);
       auto said = at::cat({chosen.to(at::kDouble), logp.gather(1, chosen).to(at::kDouble)}, 1).cpu();
@@ -635,6 +669,8 @@ char *tidegate_choose(const Tensor *logits, const double *draws, double temperat
     });
   });
 }
+
+void tidegate_plain(bool on) { plain = on; }
 
 void tidegate_free(char *message) { free(message); }
 }
