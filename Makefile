@@ -120,10 +120,10 @@ test-peers: libtorch .peers .peers-models/smol_f32 .peers-models/smol_bf16 ## co
 	TIDEGATE_KEEP_SAVED='$(SAVED)' $(CARGO) test --lib saved_folders
 	.peers/bin/python tests/peers/check_saved.py '$(SAVED)'/*
 	@rm -rf '$(COMPARED)'
-	for type in f32 bf16; do \
-	  .peers/bin/python tests/peers/check_model.py ask .peers-models/smol_$$type '$(COMPARED)'/$$type && \
-	  TIDEGATE_COMPARE='$(COMPARED)'/$$type $(CARGO) test --lib answers_for_comparison && \
-	  .peers/bin/python tests/peers/check_model.py check '$(COMPARED)'/$$type || exit 1; \
+	for types in f32:fp32 bf16:fp32 bf16:bf16; do \
+	  .peers/bin/python tests/peers/check_model.py ask .peers-models/smol_$${types%:*} '$(COMPARED)'/$$types $${types#*:} && \
+	  TIDEGATE_COMPARE='$(COMPARED)'/$$types $(CARGO) test --lib answers_for_comparison && \
+	  .peers/bin/python tests/peers/check_model.py check '$(COMPARED)'/$$types || exit 1; \
 	done
 	.peers/bin/python -m doctest benches/peers/common.py benches/peers/roofline.py benches/peers/rows.py benches/peers/table.py
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares what tidegate makes of a real checkpoint with what transformers makes of it.
 
-Usage: python tests/peers/check_model.py ask MODEL DIR     writes DIR/asked.json: 20 texts
+Usage: python tests/peers/check_model.py ask MODEL DIR fp32|bf16     writes DIR/asked.json: 20 texts, the type to compute in
        TIDEGATE_COMPARE=DIR cargo test --lib answers_for_comparison
        python tests/peers/check_model.py check DIR         compares
 Needs: torch==2.11.0 transformers==5.24.0 safetensors. Compared are the ids of the texts, the ends of a sequence, all logits, the
@@ -55,11 +55,11 @@ def load(folder: Path, dtype: torch.dtype):
     return model.eval()
 
 
-def ask(model: Path, out: Path) -> None:
+def ask(model: Path, out: Path, dtype: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     chats = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in CHATS]
     out.mkdir(parents=True, exist_ok=True)
-    asked = {"model": str(model.resolve()), "texts": TEXTS + chats, "new_tokens": NEW_TOKENS}
+    asked = {"model": str(model.resolve()), "texts": TEXTS + chats, "dtype": dtype, "new_tokens": NEW_TOKENS}
     (out / "asked.json").write_text(json.dumps(asked))
 
 
@@ -92,7 +92,7 @@ def check_texts(out: Path, asked: dict, answers: dict, model) -> list[str]:
     return wrong
 
 
-def check_logits(out: Path, answers: dict, model, bf16) -> list[str]:
+def check_logits(out: Path, asked: dict, answers: dict, model, bf16) -> list[str]:
     """Over all texts together: the largest difference and the mean one, ours and those of transformers' bf16."""
     pairs = {"tidegate": [], "transformers": []}
     with safe_open(out / "logits.safetensors", "pt") as ours:
@@ -113,7 +113,7 @@ def check_logits(out: Path, answers: dict, model, bf16) -> list[str]:
     if bf16 is not None:
         theirs = whole(pairs["transformers"])
         print(f"          transformers in bf16 against itself in fp32: largest {theirs[0]:.1e}, mean {theirs[1]:.1e}")
-        allowed = theirs if answers["dtype"] == "bfloat16" else allowed
+        allowed = theirs if asked["dtype"] == "bf16" else allowed
     return [] if largest <= allowed[0] and mean <= allowed[1] else [f"logits differ by {largest}, in the mean {mean}: allowed {allowed}"]
 
 
@@ -150,21 +150,21 @@ def check_saved(out: Path, answers: dict, model) -> list[str]:
 
 def check(out: Path) -> list[str]:
     asked, answers = json.loads((out / "asked.json").read_text()), json.loads((out / "answers.json").read_text())
-    folder, dtype = Path(asked["model"]), answers["dtype"]
+    folder, dtype = Path(asked["model"]), asked["dtype"]
     model = load(folder, torch.float32)
     stored = json.loads((folder / "config.json").read_text())["dtype"]
-    bf16 = load(folder, torch.bfloat16) if "bfloat16" in (dtype, stored) else None
+    bf16 = load(folder, torch.bfloat16) if "bf16" == dtype or "bfloat16" == stored else None
     print(f"{folder.name}: computed in {dtype}, stored in {stored}")
-    wrong = check_texts(out, asked, answers, model) + check_logits(out, answers, model, bf16)
-    if dtype == "float32":
+    wrong = check_texts(out, asked, answers, model) + check_logits(out, asked, answers, model, bf16)
+    if dtype == "fp32":
         wrong += check_greedy(asked, answers, model)
     return wrong + check_saved(out, answers, model)
 
 
 def main() -> None:
     match sys.argv[1:]:
-        case ["ask", model, out]:
-            ask(Path(model), Path(out))
+        case ["ask", model, out, "fp32" | "bf16" as dtype]:
+            ask(Path(model), Path(out), dtype)
         case ["check", out]:
             sys.exit("\n".join(check(Path(out))) or 0)
         case _:

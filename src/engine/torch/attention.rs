@@ -48,11 +48,11 @@ struct There {
 }
 
 impl<'a> Step<'a> {
-    /// A step of rows like `x` (`[rows, ..]`) at their places, under the cosines and sines of a [`Positional`].
+    /// A step of rows like `x` (`[rows, ..]`), whose queries and keys are of `kind`, at their places, under the cosines and sines of a [`Positional`].
     ///
     /// # Errors
     /// Places that no table has, or not enough memory.
-    pub fn new(x: &Tensor, places: &'a Places, [cos, sin]: [&Tensor; 2]) -> Result<Step<'a>> {
+    pub fn new(x: &Tensor, kind: Kind, places: &'a Places, [cos, sin]: [&Tensor; 2]) -> Result<Step<'a>> {
         if ffi::has_kernels(x) {
             return Ok(Step { places, there: None });
         }
@@ -62,7 +62,7 @@ impl<'a> Step<'a> {
         ffi::fits(fits && x.size2()?.0 >= slots.len() as i64, "places", &places.slots)?;
         let longest = positions.iter().max().map_or(1, |last| last + 1);
         let n = slots.len() as i64;
-        let (kind, device) = (x.kind(), x.device());
+        let device = x.device();
         // One copy that does not wait for what is under way on the device.
         let both = Tensor::f_cat(&[&places.slots, &places.positions], 0)?.f_to_device_(device, Kind::Int64, true, false)?;
         let positions = both.f_narrow(0, n, n)?;
@@ -178,7 +178,7 @@ mod tests {
                 let places = Places { slots: Tensor::from_slice(&slots), positions: Tensor::from_slice(&positions) };
                 let x = Tensor::randn([slots.len() as i64 + 1, 10 * d], options).to_kind(kind);
                 let step = |[keys, values]: &[Tensor; 2]| {
-                    let step = Step::new(&x, &places, [&cos, &sin]).unwrap();
+                    let step = Step::new(&x, x.kind(), &places, [&cos, &sin]).unwrap();
                     attend(&x, &at, heads, [keys, values], &step).unwrap()
                 };
                 let (got, right) = (step(&ours), ffi::plainly(|| step(&theirs)));
@@ -203,7 +203,7 @@ mod tests {
         let at = Positional { q_norm: None, k_norm: None, cos: &table, sin: &table };
         for (slot, position) in [(2i64, 0i64), (-1, 0), (0, 4)] {
             let places = Places { slots: Tensor::from_slice(&[slot]), positions: Tensor::from_slice(&[position]) };
-            let step = || attend(&x, &at, heads, [&cache, &cache], &Step::new(&x, &places, [&table, &table])?);
+            let step = || attend(&x, &at, heads, [&cache, &cache], &Step::new(&x, x.kind(), &places, [&table, &table])?);
             for error in [step().unwrap_err(), ffi::plainly(step).unwrap_err()] {
                 assert!(error.to_string().contains("places: "), "{error}");
             }

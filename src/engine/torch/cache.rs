@@ -17,6 +17,7 @@ pub struct Cache {
     /// Positions that there is room for, and the most there may be.
     length: i64,
     max_len: i64,
+    kind: Kind,
     /// Positions of all slots together that fit into memory.
     #[cfg(test)]
     pub room: i64,
@@ -38,6 +39,7 @@ impl Cache {
             layers: (0..config.num_hidden_layers).map(|_| Ok([zeros()?, zeros()?])).collect::<Result<_>>()?,
             length,
             max_len,
+            kind,
             #[cfg(test)]
             room: i64::MAX,
         })
@@ -98,6 +100,11 @@ impl Cache {
             cache.f_select(0, slot)?.f_narrow(1, 0, new.size3()?.1)?.f_copy_(new)?;
         }
         Ok(())
+    }
+
+    /// The type of keys and values.
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Keys and values of a layer, which a step writes to and reads: `[slots, kv_heads, length, head_dim]` each.

@@ -1,16 +1,19 @@
 //! A model of others, run here for `tests/peers/check_model.py`, which holds the numbers against those of transformers.
 
-use crate::engine::spec::Sampling;
+use crate::engine::spec::{Dtype, Sampling};
+use crate::engine::torch::cache::Cache;
+use crate::engine::torch::device;
+use crate::engine::torch::ffi::Places;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::policy::Policy;
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{self, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tch::Tensor;
+use tch::{Device, Tensor};
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Rollout};
 
@@ -22,14 +25,14 @@ const VARIABLE: &str = "TIDEGATE_COMPARE";
 struct Asked {
     model: PathBuf,
     texts: Vec<String>,
+    /// Type of the numbers to compute in.
+    dtype: Dtype,
     /// Most tokens of a greedy continuation.
     new_tokens: usize,
 }
 
 #[derive(Serialize)]
 struct Answers {
-    /// Type of the numbers that it was computed in.
-    dtype: &'static str,
     /// Ids that end a sequence.
     eos: Vec<u32>,
     notes: Vec<String>,
@@ -44,8 +47,9 @@ struct Answer {
 }
 
 /// The likeliest token each time, for all prompts, a few at once.
-fn continued(policy: &Policy, prompts: &[Vec<u32>], new_tokens: usize) -> BTreeMap<u64, Rollout> {
-    let sampling = Sampling { slots: 6, max_tokens: new_tokens, temperature: 0.0, ..Sampling::default() };
+fn continued(policy: &Policy, prompts: &[Vec<u32>], asked: &Asked) -> BTreeMap<u64, Rollout> {
+    let Asked { dtype, new_tokens: max_tokens, .. } = *asked;
+    let sampling = Sampling { slots: 6, max_tokens, temperature: 0.0, dtype, ..Sampling::default() };
     let mut generator = policy.generator(&sampling, 1, 0).unwrap();
     generator.load(0, policy.snapshot().unwrap()).unwrap();
     for (number, tokens) in (0..).zip(prompts) {
@@ -59,11 +63,17 @@ fn continued(policy: &Policy, prompts: &[Vec<u32>], new_tokens: usize) -> BTreeM
     done
 }
 
-/// `[tokens, V]` f32, as bytes.
-fn logits(model: &Model, tokens: &[u32]) -> (Vec<usize>, Vec<u8>) {
+/// `[tokens, V]` f32, as bytes: by steps over a cache, as the generator takes them.
+fn logits(policy: &Policy, model: &Model, dtype: Dtype, tokens: &[u32]) -> (Vec<usize>, Vec<u8>) {
     let ids: Vec<i64> = tokens.iter().map(|&id| i64::from(id)).collect();
-    let hidden = model.hidden(&Tensor::from_slice(&ids).unsqueeze(0)).unwrap();
-    let rows = model.logits(&hidden).unwrap().contiguous();
+    let n = ids.len() as i64;
+    let cache =
+        Cache::new(&policy.config, 1, n, device::kind(dtype), Device::Cpu).map(|mut cache| cache.grow(n).map(|()| cache));
+    let cache = cache.unwrap().unwrap();
+    let positions: Vec<i64> = (0..n).collect();
+    let places = Places { slots: Tensor::from_slice(&vec![0i64; ids.len()]), positions: Tensor::from_slice(&positions) };
+    let hidden = model.step(&Tensor::from_slice(&ids), &places, &cache).unwrap();
+    let rows = model.logits(&hidden).unwrap();
     let shape = rows.size().iter().map(|&n| n as usize).collect();
     let numbers = Vec::<f32>::try_from(rows.view([-1])).unwrap();
     (shape, numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
@@ -75,21 +85,22 @@ fn answer(folder: &Path) {
     let prompts: Vec<Vec<u32>> = asked.texts.iter().map(|text| policy.tokenizer.encode(text).unwrap()).collect();
     let _guard = tch::no_grad_guard();
     let snapshot = policy.snapshot().unwrap();
-    let model = Model::new(&policy.config, &policy.layout, snapshot.flat(), Form::Views).unwrap();
-    let all: Vec<(Vec<usize>, Vec<u8>)> = prompts.iter().map(|tokens| logits(&model, tokens)).collect();
-    let named = all
-        .iter()
-        .enumerate()
-        .map(|(number, (shape, bytes))| (number.to_string(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+    let form = Form::Packed(device::kind(asked.dtype));
+    let model = Model::new(&policy.config, &policy.layout, snapshot.flat(), form).unwrap();
+    let all: Vec<(Vec<usize>, Vec<u8>)> =
+        prompts.iter().map(|tokens| logits(&policy, &model, asked.dtype, tokens)).collect();
+    let named = all.iter().enumerate().map(|(number, (shape, bytes))| {
+        (number.to_string(), TensorView::new(tensor::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
     serialize_to_file(named, None, &folder.join("logits.safetensors")).unwrap();
-    let texts = continued(&policy, &prompts, asked.new_tokens).into_values().zip(prompts).map(|(rollout, tokens)| Answer {
+    let texts = continued(&policy, &prompts, &asked).into_values().zip(prompts).map(|(rollout, tokens)| Answer {
         tokens,
         continuation: rollout.tokens,
         text: rollout.text,
     });
     let texts = texts.collect();
     policy.save(&folder.join("saved")).unwrap();
-    let answers = Answers { dtype: "float32", eos: policy.config.eos_token_id, notes: policy.notes, texts };
+    let answers = Answers { eos: policy.config.eos_token_id, notes: policy.notes, texts };
     fs::write(folder.join("answers.json"), serde_json::to_string(&answers).unwrap()).unwrap();
 }
 

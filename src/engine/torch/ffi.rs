@@ -127,8 +127,8 @@ unsafe extern "C" {
         heads: i64,
         eps: f64,
     ) -> Message;
+    fn tidegate_logits(out: *mut *mut c_void, hidden: Raw, w: Raw) -> Message;
     fn tidegate_choose(logits: Raw, draws: *const f64, temperature: f64, ids: *mut i64, logps: *mut f32) -> Message;
-    fn tidegate_linear_in_float(out: *mut *mut c_void, x: Raw, w: Raw) -> Message;
     fn tidegate_free(message: Message);
     #[cfg(test)]
     fn tidegate_plain(on: bool);
@@ -241,7 +241,7 @@ impl Blocks {
         said(unsafe { tidegate_block_again(raw(weight), raw(&self.0)) })
     }
 
-    /// `x w^T + b`, and `+ other` where there is another, rounded once. No gradients.
+    /// `x w^T + b`, rounded once; `+ other` (f32) where there is another, in f32. No gradients.
     ///
     /// # Errors
     /// Shapes or types that do not fit, or not enough memory.
@@ -268,15 +268,15 @@ pub fn linear(x: &Tensor, weight: &Weight, bias: Option<&Weight>) -> Result<Tens
     made(|[out]| unsafe { tidegate_linear(out, raw(x), w, value_of(bias), dw, gradient_of(bias)) }).map(one)
 }
 
-/// `x w^T` in f32, whatever the weight's type. No gradients.
+/// `[n, V]` f32 of hidden states `[n, d]` and the output head `[V, d]`. No gradients.
 ///
 /// # Errors
 /// As [`linear`].
-pub fn linear_in_float(x: &Tensor, weight: &Weight) -> Result<Tensor> {
-    made(|[out]| unsafe { tidegate_linear_in_float(out, raw(x), raw(&weight.value)) }).map(one)
+pub fn logits(hidden: &Tensor, weight: &Weight) -> Result<Tensor> {
+    made(|[out]| unsafe { tidegate_logits(out, raw(hidden), raw(&weight.value)) }).map(one)
 }
 
-/// The rows of `ids`, in the shape of `ids` and one dimension more.
+/// In f32, the rows of `ids`, in the shape of `ids` and one dimension more.
 ///
 /// # Errors
 /// As [`linear`]; an id outside the vocabulary.
@@ -284,7 +284,7 @@ pub fn embedding(weight: &Weight, ids: &Tensor) -> Result<Tensor> {
     made(|[out]| unsafe { tidegate_embedding(out, raw(&weight.value), raw(ids), gradient_of(Some(weight))) }).map(one)
 }
 
-/// `x / rms(x) * w` over the last dimension, computed in f32 (Zhang & Sennrich 2019, arXiv 1910.07467).
+/// `x / rms(x) * w` over the last dimension, computed in f32 and in the type of `w`; one that learns takes f32 (Zhang & Sennrich 2019, arXiv 1910.07467).
 ///
 /// # Errors
 /// As [`linear`].

@@ -1,7 +1,7 @@
 //! The forward passes: a decoder-only transformer of the llama family.
 //!
 //! Knows nothing of sampling, of learning or of files. The learner passes the place where its gradient is added up; the generator
-//! has its weights laid out for products of few rows.
+//! has its weights laid out for products of few rows. What the layers add to is f32, whatever they compute in.
 //! Sources: Touvron et al. 2023 (arXiv 2302.13971), Su et al. 2021 (rotary embeddings, arXiv 2104.09864), Ainslie et al. 2023
 //! (grouped queries, arXiv 2305.13245). Shapes: `b` sequences, `t` tokens, `d` hidden size, `V` vocabulary, `r` rows of a step.
 
@@ -231,7 +231,8 @@ impl Model {
     pub fn step(&self, tokens: &Tensor, places: &Places, cache: &Cache) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps;
         let mut x = ffi::embedding(&self.embed_tokens, tokens)?;
-        let step = Step::new(&x, places, [&self.rotary.cos, &self.rotary.sin])?;
+        let kind = cache.kind();
+        let step = Step::new(&x, kind, places, [&self.rotary.cos, &self.rotary.sin])?;
         for (l, layer) in self.layers.iter().enumerate() {
             let qkv = layer.qkv_proj.of(&ffi::rms_norm(&x, &layer.input_layernorm, eps)?)?;
             let y = attend(&qkv, &self.positional(layer), self.heads, cache.layer(l), &step)?;
@@ -253,7 +254,7 @@ impl Model {
     /// Whatever libtorch says.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
         match &self.lm_head {
-            Factor::Plain(weight) => ffi::linear_in_float(hidden, weight),
+            Factor::Plain(weight) => ffi::logits(hidden, weight),
             Factor::Blocks(blocks) => blocks.linear_in_float(hidden),
         }
     }

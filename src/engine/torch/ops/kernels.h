@@ -68,7 +68,8 @@ template <class T> INLINE float inverse_rms(const T *x, int64_t d, float eps) {
   return 1.0f / std::sqrt(sum / static_cast<float>(d) + eps);
 }
 
-template <class T> INLINE void norm_rows_(const T *x, const T *w, T *y, int64_t rows, int64_t d, float eps) {
+// x is f32 where it is the sum of all layers before, whatever the weights' type.
+template <class X, class T> INLINE void norm_rows_(const X *x, const T *w, T *y, int64_t rows, int64_t d, float eps) {
   for (int64_t row = 0; row < rows; row++, x += d, y += d) {
     float r = inverse_rms(x, d, eps);
     for (int64_t i = 0; i < d; i++) put(y[i], get(x[i]) * r * get(w[i]));
@@ -76,8 +77,8 @@ template <class T> INLINE void norm_rows_(const T *x, const T *w, T *y, int64_t 
 }
 
 // dx of one row, and what it adds to dw.
-template <class T, class G>
-INLINE void norm_back_row(const T *x, const T *w, const G *dy, G *dx, float *dw, int64_t d, float eps) {
+template <class X, class T, class G, class D>
+INLINE void norm_back_row(const X *x, const T *w, const G *dy, D *dx, float *dw, int64_t d, float eps) {
   float r = inverse_rms(x, d, eps), dot = 0;
   for (int64_t i = 0; i < d; i++) dot += get(dy[i]) * get(w[i]) * get(x[i]);
   float c = dot * r * r / static_cast<float>(d);
@@ -88,8 +89,8 @@ INLINE void norm_back_row(const T *x, const T *w, const G *dy, G *dx, float *dw,
   }
 }
 
-template <class T>
-INLINE void norm_back_rows_(const T *x, const T *w, const T *dy, T *dx, float *dw, int64_t rows, int64_t d, float eps) {
+template <class X, class T>
+INLINE void norm_back_rows_(const X *x, const T *w, const T *dy, X *dx, float *dw, int64_t rows, int64_t d, float eps) {
   for (int64_t row = 0; row < rows; row++, x += d, dy += d, dx += d) norm_back_row(x, w, dy, dx, dw, d, eps);
 }
 
@@ -472,29 +473,25 @@ template <class T> INLINE void block_pairs_(const T *from, uint32_t *to, int64_t
 
 // Sums [m, rows] plus a bias and another's rows, both of which may be missing, into y; y and the other are `stride` wide.
 template <class T, class O>
-INLINE void finish_rows_(const float *sums, const T *bias, const T *other, O *y, int64_t m, int64_t rows, int64_t stride) {
+INLINE void finish_rows_(const float *sums, const T *bias, const float *other, O *y, int64_t m, int64_t rows, int64_t stride) {
   for (int64_t i = 0; i < m; i++, sums += rows, y += stride) {
-    const T *more = other == nullptr ? nullptr : other + i * stride;
+    const float *more = other == nullptr ? nullptr : other + i * stride;
     for (int64_t j = 0; j < rows; j++) {
       float sum = sums[j];
       if (bias != nullptr) sum += get(bias[j]);
-      if (more != nullptr) sum += get(more[j]);
+      if (more != nullptr) sum += more[j];
       put(y[j], sum);
     }
   }
 }
 
-CLONES static void finish_rows(const float *sums, const float *bias, const float *other, float *y, int64_t m, int64_t rows, int64_t stride) {
-  finish_rows_(sums, bias, other, y, m, rows, stride);
-}
-CLONES static void finish_rows(const float *sums, const BFloat16 *bias, const BFloat16 *other, float *y, int64_t m, int64_t rows,
-                               int64_t stride) {
-  finish_rows_(sums, bias, other, y, m, rows, stride);
-}
-CLONES static void finish_rows(const float *sums, const BFloat16 *bias, const BFloat16 *other, BFloat16 *y, int64_t m, int64_t rows,
-                               int64_t stride) {
-  finish_rows_(sums, bias, other, y, m, rows, stride);
-}
+#define FINISH(T, O)                                                                                                                     \
+  CLONES static void finish_rows(const float *sums, const T *bias, const float *other, O *y, int64_t m, int64_t rows, int64_t stride) {   \
+    finish_rows_(sums, bias, other, y, m, rows, stride);                                                                                  \
+  }
+FINISH(float, float)
+FINISH(BFloat16, float)
+FINISH(BFloat16, BFloat16)
 
 // ---- the versions of each for both types
 
@@ -505,7 +502,10 @@ CLONES static void finish_rows(const float *sums, const BFloat16 *bias, const BF
 #define ARGS(T) (const T *x, const T *w, T *y, int64_t rows, int64_t d, float eps)
 BOTH(norm_rows, ARGS(float), ARGS(BFloat16), (x, w, y, rows, d, eps))
 #undef ARGS
-#define ARGS(T) (const T *x, const T *w, const T *dy, T *dx, float *dw, int64_t rows, int64_t d, float eps)
+CLONES static void norm_rows(const float *x, const BFloat16 *w, BFloat16 *y, int64_t rows, int64_t d, float eps) {
+  norm_rows_(x, w, y, rows, d, eps);
+}
+#define ARGS(T) (const float *x, const T *w, const T *dy, float *dx, float *dw, int64_t rows, int64_t d, float eps)
 BOTH(norm_back_rows, ARGS(float), ARGS(BFloat16), (x, w, dy, dx, dw, rows, d, eps))
 #undef ARGS
 #define ARGS(T) (const T *from, float *to, int64_t rows, int64_t k)

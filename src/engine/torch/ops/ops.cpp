@@ -118,10 +118,10 @@ struct Embedding : Function<Embedding> {
   static Tensor forward(AutogradContext *ctx, Tensor w, Tensor ids, Tensor dw) {
     ctx->save_for_backward({ids});
     ctx->saved_data["dw"] = dw;
-    return at::embedding(w, ids);
+    return at::embedding(w, ids).to(at::kFloat);
   }
   static variable_list backward(AutogradContext *ctx, variable_list grads) {
-    auto dw = ctx->saved_data["dw"].toTensor(), ids = ctx->get_saved_variables()[0], dy = grads[0].to(at::kFloat);
+    auto dw = ctx->saved_data["dw"].toTensor(), ids = ctx->get_saved_variables()[0], dy = grads[0];
     // Of the two, index_add_ is the faster one on the CPU, and index_put_ the one whose sums have one order on CUDA.
     if (on_cpu(dw))
       dw.index_add_(0, ids, dy);
@@ -133,13 +133,23 @@ struct Embedding : Function<Embedding> {
 
 Tensor norm(const Tensor &x, const Tensor &w, double eps) {
   auto d = x.size(-1);
-  if (!on_cpu(x)) return at::rms_norm(x, {d}, w, eps).to(x.scalar_type());
-  auto y = at::empty_like(x);
-  both(x, [&](auto zero) {
+  if (!on_cpu(x)) {
+    auto f = x.to(at::kFloat);
+    return at::rms_norm(f, {d}, w.to(at::kFloat), eps).to(w.scalar_type());
+  }
+  auto y = at::empty(x.sizes(), w.options());
+  auto rows = [&](auto from_x, auto zero) {
+    using X = decltype(from_x);
     using T = decltype(zero);
     at::parallel_for(0, x.numel() / d, grain(d), [&](int64_t from, int64_t to) {
-      norm_rows(data<T>(x) + from * d, data<T>(w), y.data_ptr<T>() + from * d, to - from, d, static_cast<float>(eps));
+      norm_rows(data<X>(x) + from * d, data<T>(w), y.data_ptr<T>() + from * d, to - from, d, static_cast<float>(eps));
     });
+  };
+  both(w, [&](auto zero) {
+    if (x.scalar_type() == at::kFloat)
+      rows(float(), zero);
+    else
+      rows(zero, zero);
   });
   return y;
 }
@@ -158,16 +168,15 @@ struct RmsNorm : Function<RmsNorm> {
     auto eps = ctx->saved_data["eps"].toDouble();
     auto d = x.size(-1);
     if (!on_cpu(x)) {
-      auto f = x.to(at::kFloat), g = dy.to(at::kFloat) * w;
-      auto r = (f.square().mean(-1, true) + eps).rsqrt();
-      dw.add_((dy * f * r).reshape({-1, d}).sum(0));
-      return {(r * (g - f * (g * f).mean(-1, true) * r * r)).to(x.scalar_type()), Tensor(), Tensor(), Tensor()};
+      auto g = dy.to(at::kFloat) * w, r = (x.square().mean(-1, true) + eps).rsqrt();
+      dw.add_((dy * x * r).reshape({-1, d}).sum(0));
+      return {r * (g - x * (g * x).mean(-1, true) * r * r), Tensor(), Tensor(), Tensor()};
     }
     auto dx = at::empty_like(x), sums = partial_sums(d);
-    both(x, [&](auto zero) {
+    both(w, [&](auto zero) {
       using T = decltype(zero);
       at::parallel_for(0, x.numel() / d, grain(d), [&](int64_t from, int64_t to) {
-        norm_back_rows(data<T>(x) + from * d, data<T>(w), data<T>(dy) + from * d, dx.data_ptr<T>() + from * d,
+        norm_back_rows(data<float>(x) + from * d, data<T>(w), data<T>(dy) + from * d, dx.data_ptr<float>() + from * d,
                        sums.data_ptr<float>() + at::get_thread_num() * d, to - from, d, static_cast<float>(eps));
       });
     });
@@ -343,7 +352,8 @@ void block_into(const Tensor &w, const Tensor &to) {
   both(w, [&](auto zero) { block_into<decltype(zero)>(w, to); });
 }
 
-// x [m, k] times the transpose of `blocks` [n, k], plus a bias [n] and `other` [m, n]; sums are f32, and rounded once if `kind` is bf16.
+// x [m, k] times the transpose of `blocks` [n, k], plus a bias [n] and `other` [m, n] in f32; sums are f32, and rounded once if `kind`
+// is bf16.
 template <class T> Tensor blocks_product(const Tensor &x, const Tensor &blocks, const optional<Tensor> &bias, const optional<Tensor> &other,
                                          at::ScalarType kind) {
   auto m = x.size(0), k = x.size(1), n = blocks.size(0);
@@ -360,7 +370,7 @@ template <class T> Tensor blocks_product(const Tensor &x, const Tensor &blocks, 
                                   std::is_same_v<T, BFloat16>);
       if (plain) continue;
       auto b = bias ? data<T>(bias) + at : nullptr;
-      auto o = other ? data<T>(other) + at : nullptr;
+      auto o = other ? data<float>(other) + at : nullptr;
       if (kind == at::kFloat) {
         finish_rows(sums, b, o, y.data_ptr<float>() + at, m, rows, n);
       } else {
@@ -564,15 +574,10 @@ char *tidegate_block_again(const Tensor *w, const Tensor *blocks) {
   });
 }
 
-// x w^T in f32, without gradients.
-char *tidegate_linear_in_float(Tensor **out, const Tensor *x, const Tensor *w) {
-  return guarded([&] { *out = new Tensor(logits_in_float(*x, *w, std::nullopt)); });
-}
-
-// x w^T + b + other with w in blocks, without gradients; in f32 where `in_float`, else in w's type.
+// x w^T + b + other with w in blocks, without gradients; in f32 where `in_float` or there is another, else in w's type.
 char *tidegate_blocks_linear(Tensor **out, const Tensor *x, const Tensor *blocks, const Tensor *b, const Tensor *other, bool in_float) {
   return guarded([&] {
-    auto kind = in_float ? at::kFloat : blocks->scalar_type();
+    auto kind = in_float || other ? at::kFloat : blocks->scalar_type();
     *out = new Tensor(blocks_product(*x, *blocks, given(b), given(other), kind));
   });
 }
@@ -584,7 +589,7 @@ char *tidegate_linear(Tensor **out, const Tensor *x, const Tensor *w, const Tens
 }
 
 char *tidegate_embedding(Tensor **out, const Tensor *w, const Tensor *ids, const Tensor *dw) {
-  return guarded([&] { *out = new Tensor(learns(dw) ? Embedding::apply(*w, *ids, *dw) : at::embedding(*w, *ids)); });
+  return guarded([&] { *out = new Tensor(learns(dw) ? Embedding::apply(*w, *ids, *dw) : at::embedding(*w, *ids).to(at::kFloat)); });
 }
 
 char *tidegate_rms_norm(Tensor **out, const Tensor *x, const Tensor *w, const Tensor *dw, double eps) {
@@ -609,6 +614,11 @@ char *tidegate_split(Tensor **q, Tensor **k, Tensor **v, const Tensor *x, const 
 // `[n, 2]` f32: log-probability of each id, and entropy.
 char *tidegate_head(Tensor **out, const Tensor *hidden, const Tensor *w, const Tensor *dw, const Tensor *ids, double temperature) {
   return guarded([&] { *out = new Tensor(Head::apply(*hidden, *w, *dw, *ids, temperature)); });
+}
+
+// `[n, V]` f32 by a head that is not in blocks.
+char *tidegate_logits(Tensor **out, const Tensor *hidden, const Tensor *w) {
+  return guarded([&] { *out = new Tensor(logits_in_float(*hidden, *w, std::nullopt)); });
 }
 
 // Enters the keys and values of `slots.size(0)` rows into the cache and attends: `[rows of x, heads * d]`, on the CPU.
