@@ -3,9 +3,13 @@
 //! Every admission adds a group to a differential collection of those under way and every end, trained or discarded, takes
 //! it out, both at the group's due. When a due has passed, what is left of it consolidates to nothing; a group that remains
 //! was lost, one that is missing came twice.
+//!
+//! The collection goes through all that is under way whenever it lets a time go. That is up to M + 1 batches, so dues pass in
+//! spans of a quarter of that, and a group's share of it does not grow with M.
 
 use crate::fault::{Fault, Halt};
 use crate::record::{Group, Step};
+use crate::schedule::Schedule;
 use crate::train::{Moved, State};
 use differential_dataflow::AsCollection;
 use std::collections::BTreeMap;
@@ -98,11 +102,18 @@ impl Census {
     }
 }
 
-/// Counts groups by `census`, and names each that is lost or doubled when its due has passed (unless the run was halted:
-/// then groups are given up on purpose).
+/// The last due of the span that `due` is in.
+fn span_end(due: Step, schedule: Schedule) -> Step {
+    let span = (schedule.bound() / 4).max(1);
+    due.div_ceil(span).saturating_mul(span)
+}
+
+/// Counts groups by `census`, and names each that is lost or doubled when its due has passed and those of its span have (unless
+/// the run was halted: then groups are given up on purpose).
 pub fn census<'scope>(
     admitted: StreamVec<'scope, Step, Arc<Group>>,
     moved: StreamVec<'scope, Step, Moved>,
+    schedule: Schedule,
     census: &Census,
     halt: &Halt,
 ) -> StreamVec<'scope, Step, Fault> {
@@ -111,8 +122,10 @@ pub fn census<'scope>(
         move |input, output| {
             input.for_each(|capability, data| {
                 let Some(due) = capability.least().copied() else { return };
+                let end = span_end(due, schedule);
                 let groups = data.drain(..).inspect(|_| came.add(due, None, State::Generating));
-                output.session(&capability).give_iterator(groups.map(|group| (group.number, due, 1_isize)));
+                let updates = groups.map(|group| ((group.number, due), end, 1_isize));
+                output.session(&capability.delayed(&end, 0)).give_iterator(updates);
             });
         }
     });
@@ -120,16 +133,18 @@ pub fn census<'scope>(
         move |input, output| {
             input.for_each(|capability, data| {
                 let Some(due) = capability.least().copied() else { return };
+                let end = span_end(due, schedule);
                 let moves = data.drain(..).inspect(|moved| went.add(due, Some(moved.from), moved.to));
                 let ends = moves.filter(|moved| matches!(moved.to, State::Trained | State::Discarded));
-                output.session(&capability).give_iterator(ends.map(|moved| (moved.number, due, -1_isize)));
+                let updates = ends.map(|moved| ((moved.number, due), end, -1_isize));
+                output.session(&capability.delayed(&end, 0)).give_iterator(updates);
             });
         }
     });
     let under_way = admitted.concat(moved).as_collection();
     let halt = halt.clone();
     let halted = halt.clone();
-    let faults = under_way.consolidate().inner.flat_map(move |(number, due, groups)| {
+    let faults = under_way.consolidate().inner.flat_map(move |((number, due), _, groups)| {
         let fate = if groups > 0 { "was admitted and never accounted for" } else { "was accounted for more than once" };
         (!halted.is_set()).then(|| Fault::new("census", format!("group {number}, due at step {due}, {fate}")))
     });

@@ -169,7 +169,7 @@ where
     let trained = train(arriving, admitted.end, durable, plan, mode, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
     sealed.steps.clone().connect_loop(sealed_loop);
-    let miscounts = census(under_way, trained.moved, counts, halt);
+    let miscounts = census(under_way, trained.moved, plan.schedule, counts, halt);
 
     let (weights_probe, weights) = trained.weights.probe();
     deliver(weights, &plan.generators).connect_loop(weights_loop);

@@ -16,6 +16,7 @@ use tidegate_operators::estimate::estimate;
 use tidegate_operators::fault::{Fault, Halt};
 use tidegate_operators::generate::generate;
 use tidegate_operators::record::{Group, Reason, Rollout, Step, Weights};
+use tidegate_operators::schedule::Schedule;
 use tidegate_operators::score::{Scorer, score};
 use tidegate_operators::train::{Mode, Moved, State, train};
 use timely::dataflow::operators::vec::Map;
@@ -344,7 +345,7 @@ fn census_names_lost_and_doubled_groups() {
             let probe = ProbeHandle::new();
             let (mut admitted, mut moved, failed) = worker.dataflow(|scope| {
                 let ((admitted, came), (moved, went)) = (scope.new_input(), scope.new_input());
-                (admitted, moved, watch(census(came, went, &shared, &Halt::default()), &probe))
+                (admitted, moved, watch(census(came, went, Schedule::default(), &shared, &Halt::default()), &probe))
             });
             admitted.advance_to(2);
             moved.advance_to(2);
@@ -373,4 +374,30 @@ fn census_names_lost_and_doubled_groups() {
         let total = counts.snapshot().total();
         assert_eq!((total.trained, total.discarded, total.generating), (2, 2, 1));
     }
+}
+
+/// Catches a census that goes through all that is under way at every due: its cost a group would grow with the lag.
+#[test]
+fn census_lets_dues_go_in_spans() {
+    on_workers(1, "census", |worker| {
+        let probe = ProbeHandle::new();
+        let (mut admitted, mut moved, failed) = worker.dataflow(|scope| {
+            let ((admitted, came), (moved, went)) = (scope.new_input(), scope.new_input::<Vec<Moved>>());
+            let faults = census(came, went, Schedule::Pipeline { max_lag: 16 }, &Census::new(), &Halt::default());
+            (admitted, moved, watch(faults, &probe))
+        });
+        for due in 1..=8 {
+            admitted.advance_to(due);
+            admitted.send(group(due, due, 1));
+        }
+        // A quarter of 16: dues 1 to 4. The faults halt the run, and those after them are of no interest.
+        let mut named = Vec::new();
+        for frontier in 2..=6 {
+            moved.advance_to(frontier);
+            idle(worker);
+            named.push(failed.lock().unwrap().len());
+        }
+        assert_eq!(named, [0, 0, 0, 4, 4]);
+        assert!(faults(&failed)[0].starts_with("census: group 1, due at step 1, was admitted"), "{:?}", faults(&failed));
+    });
 }

@@ -4,6 +4,7 @@
 //! a checkpoint is due. [`Accounted`], around the log, says which step is durable and which groups it accounts for. The
 //! thread writes once it has both, so that no checkpoint is ever ahead of the log.
 
+use crate::clock::thread_ns;
 use crate::crash;
 use crate::durable::{self, Staged};
 use crate::engine::contract::{Engine, Writer};
@@ -266,12 +267,18 @@ impl<E: Engine> Learner for Watched<E> {
     }
 
     fn weights(&mut self) -> Result<E::Weights, Fault> {
+        let count = |started: u64| self.counters.copies_ns.fetch_add(thread_ns() - started, Ordering::Relaxed);
+        let started = thread_ns();
         let weights = self.learner.weights()?;
+        count(started);
         let learner = self.learner.get()?;
         let version = E::version(learner);
         if self.due.after(version) && !self.busy.load(Ordering::Acquire) {
             (self.due.step, self.due.at) = (version, Instant::now());
-            match E::optimizer(learner) {
+            let started = thread_ns();
+            let optimizer = E::optimizer(learner);
+            count(started);
+            match optimizer {
                 Ok(optimizer) => {
                     let copied = Copied { version, weights: weights.clone(), optimizer };
                     self.busy.store(true, Ordering::Release);

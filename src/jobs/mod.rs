@@ -4,7 +4,7 @@
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`],
-//!   [`training`] the dataflow on its workers, [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
+//!   [`training`] the dataflow on its workers, at which [`pace`], [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
 //!   end, [`signals`];
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
@@ -16,6 +16,7 @@ pub mod data;
 pub mod encode;
 pub mod eval;
 pub mod lent;
+pub mod pace;
 pub mod ports;
 pub mod preflight;
 pub mod progress;

@@ -1,5 +1,6 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
+use crate::jobs::pace::Pace;
 use crate::jobs::say;
 use crate::spec::Spec;
 use crate::tasks::outside::{Meter, Waits};
@@ -19,8 +20,11 @@ use tidegate_operators::seal::Log;
 pub struct Counters {
     /// Completion tokens sampled.
     pub tokens: AtomicU64,
-    /// Nanoseconds inside libtorch, over all generators.
+    /// Nanoseconds on the processor inside the engine's tensor library, over all generators.
     pub torch_ns: AtomicU64,
+    /// The learner's in copies for generators and checkpoints, which no step's metrics have.
+    pub copies_ns: AtomicU64,
+    pub pace: Pace,
     /// Of rewards from outside.
     pub rewards: Option<Meter>,
     /// Whether the learner is in a step.

@@ -1,6 +1,7 @@
 //! The end of a run, on one screen: what was learned, at what lag, where the time went, what to type next.
 
 use crate::jobs::eval::{self, Evaluation};
+use crate::jobs::pace::Pacing;
 use crate::jobs::training::Outcome;
 use crate::spec::Spec;
 use crate::tasks::outside::meter::Stats;
@@ -48,6 +49,8 @@ pub struct Summary {
     /// Shares of the learner's and the generators' wall time spent on the processor outside libtorch (dataflow, kernel, store).
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
+    /// The generators' decode steps, and what new weights cost them.
+    pub generating: Pacing,
     /// Where rewards came from outside.
     pub rewards: Option<Stats>,
     pub before: Option<Evaluations>,
@@ -83,6 +86,7 @@ impl Summary {
             waited_log: sealed.wait_log_ns as f64 / wall,
             learner_outside: outcome.learner_outside,
             generators_outside: outcome.generators_outside,
+            generating: outcome.pacing.clone(),
             rewards: outcome.rewards.clone(),
             before,
             after,
@@ -140,6 +144,16 @@ impl fmt::Display for Summary {
             let (learner, generators) = (100.0 * learner, 100.0 * generators);
             write!(f, "overhead  {learner:.1} % of the learner's and {generators:.1} % of the generators' ")?;
             writeln!(f, "time went outside libtorch")?;
+        }
+        let g = &s.generating;
+        if let (Some(step), Some(median), Some(p99)) = (g.decode_median_s, g.stall_median_s, g.stall_p99_s) {
+            let [step, median, p99] = [step, median, p99].map(|seconds| 1e3 * seconds);
+            write!(
+                f,
+                "updates   new weights held a generator up {} times, for {median:.1} ms, p99 {p99:.1} ms; ",
+                g.stalls
+            )?;
+            writeln!(f, "a decode step takes {step:.1} ms")?;
         }
         if let Some(r) = &s.rewards {
             write!(f, "rewards   {} requests, {} failed; ", r.requests, r.failures)?;

@@ -1,10 +1,12 @@
 //! A run's dataflow: ports for every worker, and what came of it.
 
+use crate::clock::thread_ns;
 use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::checkpoints::{Checkpoints, Making};
 use crate::jobs::encode::Encoder;
+use crate::jobs::pace::{Pacing, Watch};
 use crate::jobs::ports::{Baseline, GroupEstimator, TokenizedPrompts};
 use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
 use crate::jobs::recovery::Origin;
@@ -17,7 +19,7 @@ use crate::tasks::outside::meter::Stats;
 use crate::tasks::source;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidegate_operators::census::Census;
 use tidegate_operators::dataflow::Ports;
 use tidegate_operators::fault::{Fault, Halt};
@@ -50,6 +52,7 @@ pub struct Outcome<W> {
     /// None where one worker both generates and trains.
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
+    pub pacing: Pacing,
 }
 
 /// Runs the dataflow to its end: the last step, the end of the prompts, a fault or a halt.
@@ -96,6 +99,7 @@ where
                 generator,
                 worker,
                 counters: Arc::clone(&counters),
+                watch: Watch::new(&counters.pace),
                 library_ns: 0,
                 slots: spec.generate.slots,
             }),
@@ -126,11 +130,13 @@ where
     let kept = checkpoints.finish();
     let sealed = std::mem::take(&mut *sealed.lock().unwrap_or_else(PoisonError::into_inner));
     let generator_library = counters.torch_ns.load(Ordering::Relaxed);
+    let learner_library = sealed.torch_ns + counters.copies_ns.load(Ordering::Relaxed);
     let apart = !plan.generators.contains(&plan.learner);
     let time = |workers: &[usize], library_ns| outside(&report.workers, workers, library_ns).filter(|_| apart);
     Ok(Outcome {
-        learner_outside: time(&[plan.learner], sealed.torch_ns),
+        learner_outside: time(&[plan.learner], learner_library),
         generators_outside: time(&plan.generators, generator_library),
+        pacing: counters.pace.pacing(),
         sealed,
         faults: report.faults,
         weights: kept.weights,
@@ -156,12 +162,13 @@ fn outside(times: &[WorkerTime], workers: &[usize], library_ns: u64) -> Option<f
     Some(processor.saturating_sub(library_ns) as f64 / wall.max(1) as f64)
 }
 
-/// A generator that counts what it samples.
+/// A generator that counts what it samples, and is timed.
 struct Counted<E: Engine> {
     generator: E::Generator,
     counters: Arc<Counters>,
     /// Of the generator's time in the engine's library, what is counted.
     library_ns: u64,
+    watch: Watch,
     worker: usize,
     /// That it had when it was last looked at.
     slots: usize,
@@ -171,7 +178,13 @@ impl<E: Engine> Generator for Counted<E> {
     type Weights = E::Weights;
 
     fn load(&mut self, version: Version, weights: E::Weights) -> Result<(), Fault> {
-        self.generator.load(version, weights)
+        let (started, processor) = (Instant::now(), thread_ns());
+        self.generator.load(version, weights)?;
+        // All of it is copying, and laying out anew, what the library computes with.
+        let processor_ns = thread_ns() - processor;
+        self.counters.torch_ns.fetch_add(processor_ns, Ordering::Relaxed);
+        self.watch.load(started.elapsed(), Duration::from_nanos(processor_ns));
+        Ok(())
     }
 
     fn start(&mut self, group: Arc<Group>) -> Result<(), Fault> {
@@ -179,7 +192,9 @@ impl<E: Engine> Generator for Counted<E> {
     }
 
     fn step(&mut self) -> Result<Vec<Rollout>, Fault> {
+        let started = Instant::now();
         let ended = self.generator.step()?;
+        self.watch.step(started, Instant::now(), self.generator.running());
         let tokens: usize = ended.iter().map(|rollout| rollout.tokens.len()).sum();
         self.counters.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
         let library_ns = E::library_ns(&self.generator);

@@ -21,11 +21,12 @@ pub struct Stats {
     pub latency_p99_s: Option<f64>,
 }
 
-/// Latencies in buckets of 2 %.
+/// Latencies in buckets of 2 %, and the longest as it was.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Latencies {
+pub struct Latencies {
     count: u64,
     sum: Duration,
+    longest: Duration,
     buckets: Vec<u64>,
 }
 
@@ -41,21 +42,35 @@ impl Latencies {
         self.buckets[bucket] += 1;
         self.count += 1;
         self.sum += latency;
+        self.longest = self.longest.max(latency);
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub fn sum_s(&self) -> f64 {
+        self.sum.as_secs_f64()
+    }
+
+    /// None where there is none, as with the others.
+    pub fn longest_s(&self) -> Option<f64> {
+        (self.count > 0).then_some(self.longest.as_secs_f64())
     }
 
     pub fn mean_s(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum.as_secs_f64() / self.count as f64)
     }
 
-    /// The upper end of the bucket that holds the 99th of 100.
-    pub fn p99_s(&self) -> Option<f64> {
-        let wanted = (self.count * 99).div_ceil(100);
+    /// The upper end of the bucket that holds the `percent`-th of 100, no further than the longest.
+    pub fn percentile_s(&self, percent: u64) -> Option<f64> {
+        let wanted = (self.count * percent).div_ceil(100);
         let mut below = 0;
         let bucket = self.buckets.iter().position(|n| {
             below += n;
             below >= wanted.max(1)
         })?;
-        Some(STEP.powf(bucket as f64 + 1.0) * 1e-6)
+        Some((STEP.powf(bucket as f64 + 1.0) * 1e-6).min(self.longest_s()?))
     }
 }
 
@@ -92,15 +107,18 @@ mod tests {
     #[test]
     fn latencies_by_hand() {
         let mut latencies = Latencies::default();
-        assert_eq!((latencies.mean_s(), latencies.p99_s()), (None, None));
+        assert_eq!((latencies.mean_s(), latencies.percentile_s(99), latencies.longest_s()), (None, None, None));
         (0..99).for_each(|_| latencies.add(Duration::from_millis(10)));
         latencies.add(Duration::from_secs(1));
-        let (mean, p99) = (latencies.mean_s().unwrap(), latencies.p99_s().unwrap());
+        let (mean, p99) = (latencies.mean_s().unwrap(), latencies.percentile_s(99).unwrap());
         assert!((mean - 0.0199).abs() < 1e-9, "{mean}");
         assert!((0.01..0.0103).contains(&p99), "{p99}");
+        let (median, longest) = (latencies.percentile_s(50).unwrap(), latencies.longest_s().unwrap());
+        assert!((0.01..0.0103).contains(&median) && longest == 1.0, "{median} {longest}");
+        assert!((latencies.sum_s() - 1.99).abs() < 1e-9 && latencies.count() == 100);
         latencies.add(Duration::from_secs(1));
-        let p99 = latencies.p99_s().unwrap();
-        assert!((1.0..1.03).contains(&p99), "{p99}");
+        let p99 = latencies.percentile_s(99).unwrap();
+        assert_eq!(p99, 1.0, "a bucket's end is no latency that there was");
         latencies.add(Duration::ZERO);
     }
 

@@ -72,7 +72,7 @@ impl Meter {
 
     pub fn stats(&self) -> Stats {
         let state = self.0.lock();
-        let (latency_mean_s, latency_p99_s) = (state.latencies.mean_s(), state.latencies.p99_s());
+        let (latency_mean_s, latency_p99_s) = (state.latencies.mean_s(), state.latencies.percentile_s(99));
         Stats { latency_mean_s, latency_p99_s, ..state.stats.clone() }
     }
 }
