@@ -67,7 +67,7 @@ const FLOORS: [(&str, &[&str]); 15] = [
     ("src/spec.rs", &["spec", "engine", "store", "tasks", "kernel", "error"]),
     ("src/spec/", &["spec", "engine", "store", "tasks", "kernel", "error"]),
     ("src/pipeline.rs", &["pipeline", "spec", "engine", "store", "tasks", "kernel", "error", "clock"]),
-    ("src/jobs/", &["jobs", "pipeline", "spec", "engine", "store", "tasks", "kernel", "error", "crash", "durable"]),
+    ("src/jobs/", &["jobs", "pipeline", "spec", "engine", "store", "tasks", "kernel", "error", "clock", "crash", "durable"]),
     ("src/cli/", &["cli", "jobs", "spec", "error"]),
     ("src/main.rs", &["cli"]),
     ("src/lib.rs", &[]),

@@ -178,7 +178,7 @@ class Grpo:
 
     def run(self, name: str, programs: Programs) -> Side:
         keys: Facts = {"steps": self.steps, "generate.max_tokens": self.longest, "learn.lr": self.lr}
-        keys |= {"model.dtype": self.dtype} if self.dtype != "fp32" else {}
+        keys |= {"generate.dtype": self.dtype, "learn.dtype": self.dtype}
         spec = partial(specification, have(self.model), self.prompts(), work.PATTERNS[self.answer], {**keys, **LAYOUTS[name]})
         return Run(name, programs.tidegate, spec)
 
