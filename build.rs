@@ -55,6 +55,15 @@ fn compile(libtorch: &Path) {
     for flag in ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"] {
         build.flag(flag);
     }
+    // Loops are shared out by the threads that libtorch has, which are those of GNU's OpenMP; another's would be threads beside them.
+    if build.get_compiler().is_like_gnu() {
+        build.flag("-fopenmp");
+        let theirs = libtorch.join("lib/libgomp.so.1");
+        let library = if theirs.exists() { theirs.display().to_string() } else { "-lgomp".to_owned() };
+        println!("cargo::rustc-link-arg={library}");
+    } else {
+        println!("cargo::warning=no GNU compiler: the operations of {FOLDER} run on one thread");
+    }
     build.compile("tidegate_ops");
 }
 

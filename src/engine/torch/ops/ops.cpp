@@ -337,7 +337,7 @@ bool can_block(const Tensor &w, at::ScalarType kind) {
 template <class From> void block_into(const Tensor &w, const Tensor &to) {
   auto n = w.size(0), k = w.size(1);
   auto from = data<From>(w);
-  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, std::max<int64_t>(1, 8192 / k), [&](int64_t first, int64_t last) {
+  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, std::max<int64_t>(1, 32768 / (BLOCK * k)), [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; block++) {
       int64_t at = block * BLOCK, rows = std::min(BLOCK, n - at);
       if (to.scalar_type() == at::kFloat)
