@@ -360,7 +360,7 @@ template <class T> Tensor blocks_product(const Tensor &x, const Tensor &blocks, 
   TORCH_CHECK(x.is_contiguous() && x.scalar_type() == blocks.scalar_type() && blocks.size(1) == k, "factors that do not fit");
   auto y = at::empty({m, n}, x.options().dtype(kind));
   auto plain = kind == at::kFloat && !bias && !other;
-  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, 1, [&](int64_t first, int64_t last) {
+  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, std::max<int64_t>(1, 131072 / std::max<int64_t>(1, m * BLOCK * k)), [&](int64_t first, int64_t last) {
     static thread_local std::vector<float> scratch;
     if (!plain) scratch.resize(std::max<size_t>(scratch.size(), m * BLOCK));
     for (int64_t block = first; block < last; block++) {
@@ -520,7 +520,9 @@ void attend_all(const Tensor &x, const T *q_norm, const T *k_norm, const Tensor 
   auto all = runs(slot, position, rows);
   auto items = static_cast<int64_t>(all.size()) * h.kv;
   // Every thread takes each so manieth item: neighbours are of one sequence and cost alike.
-  auto threads = std::min<int64_t>(at::get_num_threads(), items);
+  int64_t cost = 0;
+  for (auto run : all) cost += run.tokens * (position[run.row] + run.tokens) * width;
+  auto threads = cost < 32768 ? 1 : std::min<int64_t>(at::get_num_threads(), items);
   at::parallel_for(0, threads, 1, [&](int64_t from, int64_t to) {
     static thread_local std::vector<float> scores;
     for (int64_t thread = from; thread < to; thread++) {
