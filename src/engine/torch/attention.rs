@@ -48,7 +48,7 @@ struct There {
 }
 
 impl<'a> Step<'a> {
-    /// A step of rows like `x` (`[rows, ..]`), whose queries and keys are of `kind`, at their places, under the cosines and sines of a [`Positional`].
+    /// A step of rows like `x` (`[rows, ..]`), whose queries and keys are of `kind`, at their places, under the cosines and sines of a `Positional`.
     ///
     /// # Errors
     /// Places that no table has, or not enough memory.
@@ -83,7 +83,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// As [`ffi::attend`]; off the CPU by libtorch's own operations.
+/// As `ffi::attend`; off the CPU by libtorch's own operations.
 ///
 /// # Errors
 /// As there.
