@@ -4,20 +4,18 @@ use crate::engine::torch::ffi::{self, Heads, Places, Positional, Weight};
 use crate::error::Result;
 use tch::{Kind, Tensor};
 
-/// Each query to the keys up to its own place: `[b * t, heads * head_dim]` of `q` (`[b, heads, t, head_dim]`) and `k`, `v` (`[b,
-/// kv_heads, t, head_dim]`), scaled by the root of `head_dim`.
+/// As `ffi::causal`; off the CPU by libtorch's own operations.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn causal(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    let (b, heads, t, d) = q.size4()?;
-    let grouped = heads != k.size4()?.1;
-    // On the CPU libtorch's bf16 kernels are slower than its f32 ones.
-    let kind = q.kind();
-    let computed = if ffi::has_kernels(q) { Kind::Float } else { kind };
-    let [q, k, v] = [q, k, v].map(|x| x.f_to_kind(computed));
-    let y = Tensor::f_scaled_dot_product_attention::<Tensor>(&q?, &k?, &v?, None, 0.0, true, None, grouped)?;
-    Ok(y.f_to_kind(kind)?.f_transpose(1, 2)?.f_reshape([b * t, heads * d])?)
+pub fn causal(x: &Tensor, at: &Positional, heads: Heads, shape: [i64; 2]) -> Result<Tensor> {
+    if ffi::has_kernels(x) {
+        return ffi::causal(x, at, heads, shape);
+    }
+    let [q, k, v] = ffi::split(x, at, heads, shape)?;
+    let grouped = heads.heads != heads.kv_heads;
+    let y = Tensor::f_scaled_dot_product_attention::<Tensor>(&q, &k, &v, None, 0.0, true, None, grouped)?;
+    Ok(y.f_transpose(1, 2)?.f_reshape([shape[0] * shape[1], heads.heads * heads.head_dim])?)
 }
 
 /// What all layers of a step share: where its rows belong, and on other devices than the CPU what follows from it, made and copied
@@ -146,6 +144,48 @@ mod tests {
 
     fn weight(n: i64, kind: Kind) -> Weight {
         Weight { value: (Tensor::rand([n], (Kind::Float, Device::Cpu)) + 0.5).to_kind(kind), gradient: None }
+    }
+
+    /// `ones` and their gradients by `run`, whose output's gradient is drawn.
+    fn with_gradients(x: &Tensor, norms: &[Weight], run: impl Fn(&Tensor) -> Tensor) -> Vec<Tensor> {
+        let x = x.detach().set_requires_grad(true);
+        norms.iter().for_each(|norm| drop(norm.gradient.as_ref().unwrap().shallow_clone().zero_()));
+        let y = run(&x);
+        let dy = Tensor::arange(y.numel() as i64, (Kind::Float, Device::Cpu)).cos().view_as(&y).to_kind(y.kind());
+        (&y * dy).sum(Kind::Float).backward();
+        let of_norms = norms.iter().map(|norm| norm.gradient.as_ref().unwrap().copy());
+        [y.detach(), x.grad()].into_iter().chain(of_norms).collect()
+    }
+
+    /// Catches a tile that is left out or too much, a token that sees what follows it or another sequence, and gradients of keys
+    /// that miss one of the queries that share them.
+    #[test]
+    fn whole_sequences_are_as_by_libtorchs_own_operations() {
+        tch::manual_seed(5);
+        let options = (Kind::Float, Device::Cpu);
+        let cases = [(1, 1, 1, 2), (2, 5, 2, 8), (1, 64, 1, 32), (3, 65, 2, 16), (1, 130, 1, 64), (2, 200, 1, 128)];
+        for (b, t, kv_heads, d) in cases {
+            let heads = Heads { heads: 3 * kv_heads, kv_heads, head_dim: d, eps: 1e-6 };
+            let (cos, sin) = (Tensor::rand([t + 3, d], options), Tensor::rand([t + 3, d], options));
+            for (kind, tolerance) in [(Kind::Float, 2e-5), (Kind::BFloat16, 2e-2)] {
+                let x = Tensor::randn([b * t, 5 * kv_heads * d], options).to_kind(kind);
+                let norm = || Weight { gradient: Some(Tensor::zeros([d], options)), ..weight(d, kind) };
+                for norms in [vec![], vec![norm(), norm()]] {
+                    let at = Positional { q_norm: norms.first(), k_norm: norms.get(1), cos: &cos, sin: &sin };
+                    let run = |x: &Tensor| causal(x, &at, heads, [b, t]).unwrap();
+                    let right = ffi::plainly(|| with_gradients(&x, &norms, run));
+                    let plain_products = (b * kv_heads == 1)
+                        .then(|| ffi::without_small_products(|| with_gradients(&x, &norms, run)));
+                    for got in [Some(with_gradients(&x, &norms, run)), plain_products].into_iter().flatten() {
+                        for (i, (got, right)) in got.iter().zip(&right).enumerate() {
+                            let (got, right) = (got.to_kind(Kind::Float), right.to_kind(Kind::Float));
+                            let far = (&got - &right).norm().double_value(&[]) / right.norm().double_value(&[]).max(1e-3);
+                            assert!(far < tolerance, "{b} {t} {kv_heads} {d} {kind:?} {} norms, {i}: {far}", norms.len());
+                        }
+                    }
+                }
+            }
+        }
     }
 
     /// Catches keys in another's place, a row that sees too much or too little, heads that are mixed up, and rows of one

@@ -1,4 +1,4 @@
-//! The one home of unsafe code: loading libtorch's CUDA half at run time, and the operations of `ops/ops.cpp`.
+//! The one home of unsafe code: loading libtorch's CUDA half at run time, and the operations of `ops/`.
 //!
 //! An operation that learns takes the place where the gradient of a weight is added up, a [`Weight`]; without one, or under
 //! `no_grad`, it has no gradient. Weights are `[out, in]`, rows `[n, ..]` without gaps.
@@ -112,6 +112,22 @@ unsafe extern "C" {
         head_dim: i64,
         eps: f64,
     ) -> Message;
+    fn tidegate_causal(
+        out: *mut *mut c_void,
+        x: Raw,
+        q_norm: Raw,
+        k_norm: Raw,
+        dq_norm: Raw,
+        dk_norm: Raw,
+        cos: Raw,
+        sin: Raw,
+        b: i64,
+        t: i64,
+        heads: i64,
+        kv_heads: i64,
+        head_dim: i64,
+        eps: f64,
+    ) -> Message;
     fn tidegate_head(out: *mut *mut c_void, hidden: Raw, w: Raw, dw: Raw, ids: Raw, temperature: f64) -> Message;
     fn tidegate_attend(
         out: *mut *mut c_void,
@@ -132,6 +148,8 @@ unsafe extern "C" {
     fn tidegate_free(message: Message);
     #[cfg(test)]
     fn tidegate_plain(on: bool);
+    #[cfg(test)]
+    fn tidegate_without_small_products(on: bool);
 }
 
 /// Whether the operations of `ops/` have kernels of their own for `x`; of all others libtorch's are put together.
@@ -151,18 +169,29 @@ thread_local! {
 /// Does `f` on the CPU with the operations of other devices.
 #[cfg(test)]
 pub fn plainly<T>(f: impl FnOnce() -> T) -> T {
-    struct Back;
+    // SAFETY: sets a variable of this thread.
+    while_set(f, |on| {
+        PLAIN.set(on);
+        unsafe { tidegate_plain(on) };
+    })
+}
+
+/// Does `f` as on a processor of which libtorch has no small products; as far as this thread does it.
+#[cfg(test)]
+pub fn without_small_products<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: sets a variable of this thread.
+    while_set(f, |on| unsafe { tidegate_without_small_products(on) })
+}
+
+#[cfg(test)]
+fn while_set<T>(f: impl FnOnce() -> T, set: fn(bool)) -> T {
+    struct Back(fn(bool));
     impl Drop for Back {
         fn drop(&mut self) {
-            set(false);
+            (self.0)(false);
         }
     }
-    fn set(on: bool) {
-        PLAIN.set(on);
-        // SAFETY: sets a variable of this thread.
-        unsafe { tidegate_plain(on) };
-    }
-    let _back = Back;
+    let _back = Back(set);
     set(true);
     f()
 }
@@ -300,8 +329,22 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
     made(|[out]| unsafe { tidegate_swiglu(out, raw(x)) }).map(one)
 }
 
-/// Queries `[b, heads, t, head_dim]`, keys and values `[b, kv_heads, t, head_dim]` of the projections `x`
-/// (`[b * t, (heads + 2 kv_heads) head_dim]`), at positions 0..t: normalised where there are norms, and rotated.
+/// On the CPU: what each token attends to, up to itself, `[b * t, heads * head_dim]`, of the projections `x` (`[b * t, (heads + 2 kv_heads)
+/// head_dim]`: queries, keys, values), at positions 0..t: normalised where there are norms, rotated, and scaled by the root of `head_dim`.
+///
+/// # Errors
+/// As [`linear`].
+pub fn causal(x: &Tensor, positional: &Positional, heads: Heads, [b, t]: [i64; 2]) -> Result<Tensor> {
+    let Positional { q_norm, k_norm, cos, sin } = *positional;
+    let Heads { heads, kv_heads, head_dim, eps } = heads;
+    fits(x.size() == [b * t, (heads + 2 * kv_heads) * head_dim] && cos.size().first() >= Some(&t), "projections", x)?;
+    let (x, cos, sin) = (raw(x), raw(cos), raw(sin));
+    let ((qn, kn), (dqn, dkn)) = ((value_of(q_norm), value_of(k_norm)), (gradient_of(q_norm), gradient_of(k_norm)));
+    made(|[y]| unsafe { tidegate_causal(y, x, qn, kn, dqn, dkn, cos, sin, b, t, heads, kv_heads, head_dim, eps) }).map(one)
+}
+
+/// Off the CPU: queries `[b, heads, t, head_dim]`, keys and values `[b, kv_heads, t, head_dim]` of what [`causal`] takes, normalised and
+/// rotated.
 ///
 /// # Errors
 /// As [`linear`].
@@ -332,7 +375,7 @@ pub struct Places {
     pub positions: Tensor,
 }
 
-/// On the CPU: puts keys and values of the first `n` rows of `x` (projections, as [`split`]) into the cache (`[slots, kv_heads, length,
+/// On the CPU: puts keys and values of the first `n` rows of `x` (projections, as [`causal`]) into the cache (`[slots, kv_heads, length,
 /// head_dim]` each) and attends: each row to its sequence up to itself. `[rows of x, heads * head_dim]`; rows without a place are 0.
 ///
 /// # Errors
@@ -372,6 +415,21 @@ pub fn choose(logits: &Tensor, draws: &[f64], temperature: f64) -> Result<Vec<(u
     let (mut ids, mut logps) = (vec![0i64; n], vec![0f32; n]);
     said(unsafe { tidegate_choose(raw(logits), draws.as_ptr(), temperature, ids.as_mut_ptr(), logps.as_mut_ptr()) })?;
     Ok(ids.into_iter().map(|id| id as u32).zip(logps).collect())
+}
+
+/// Does `f` with the bytes of a tensor on the CPU, where they lie.
+///
+/// # Errors
+/// A tensor with gaps, or on another device.
+pub fn with_bytes<T>(tensor: &Tensor, f: impl FnOnce(&[u8]) -> T) -> Result<T> {
+    fits(tensor.device() == Device::Cpu && tensor.is_contiguous(), "bytes", tensor)?;
+    let length = tensor.numel() * tensor.kind().elt_size_in_bytes();
+    if length == 0 {
+        return Ok(f(&[]));
+    }
+    // SAFETY: a tensor without gaps has so many bytes from its first element on, and it lives until `f` returns. Nothing writes to them
+    // meanwhile: a tensor is not shared between threads, and `f` is given no tensor.
+    Ok(f(unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), length) }))
 }
 
 /// Refuses what does not fit.

@@ -206,8 +206,7 @@ impl Model {
         let layer = &self.layers[l];
         let y = ffi::rms_norm(x, &layer.input_layernorm, self.config.rms_norm_eps)?;
         let qkv = layer.qkv_proj.of(&y)?;
-        let [q, k, v] = ffi::split(&qkv, &self.positional(layer), self.heads, shape)?;
-        let y = causal(&q, &k, &v)?;
+        let y = causal(&qkv, &self.positional(layer), self.heads, shape)?;
         let x = x.f_add(&layer.o_proj.of(&y)?)?;
         let y = ffi::rms_norm(&x, &layer.post_attention_layernorm, self.config.rms_norm_eps)?;
         Ok(x.f_add(&layer.down_proj.of(&ffi::swiglu(&layer.gate_up_proj.of(&y)?)?)?)?)

@@ -1,9 +1,11 @@
 //! Snapshots of a model's weights: what the learner hands to the generators.
 
-use crate::engine::torch::layout::Layout;
+use crate::engine::torch::ffi;
+use crate::engine::torch::layout::{Entry, Layout};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
-use tch::{Kind, Tensor};
+use std::thread;
+use tch::{Device, Kind, Tensor};
 
 /// An immutable copy of all weights, `[layout.total]`. Clones share its memory; nobody may write to it.
 ///
@@ -56,28 +58,74 @@ impl<'de> Deserialize<'de> for Snapshot {
     }
 }
 
-/// As [`Snapshot::hashes`], of a buffer that is not (yet) a snapshot. Copies a bounded piece at a time to the host.
+/// As [`Snapshot::hashes`], of a buffer that is not (yet) a snapshot. On the CPU by as many threads as libtorch has, where it lies;
+/// elsewhere a bounded piece at a time is copied to the host.
 ///
 /// # Errors
 /// A buffer that is not f32, or shorter than the layout.
 pub fn hashes(flat: &Tensor, layout: &Layout) -> Result<Vec<(String, String)>> {
-    const CHUNK: i64 = 1 << 20;
     if flat.f_kind()? != Kind::Float {
         return Err(Error::engine("hashes", format!("weights of kind {:?}, not Float", flat.f_kind()?)));
     }
     let flat = flat.f_detach()?;
-    let mut bytes = Vec::new();
-    let mut all = Vec::with_capacity(layout.entries.len());
-    for entry in &layout.entries {
-        let mut hasher = blake3::Hasher::new();
-        for start in (0..entry.len).step_by(CHUNK as usize) {
-            let len = CHUNK.min(entry.len - start);
-            little_endian_bytes(&flat.f_narrow(0, entry.offset + start, len)?, &mut bytes)?;
-            hasher.update(&bytes);
-        }
-        all.push((entry.name.clone(), hasher.finalize().to_hex()[..16].to_owned()));
+    if flat.device() != Device::Cpu || cfg!(target_endian = "big") {
+        return layout.entries.iter().map(|entry| Ok((entry.name.clone(), hash_in_pieces(&flat, entry)?))).collect();
     }
-    Ok(all)
+    ffi::with_bytes(&flat, |bytes| {
+        let shares = shares(&layout.entries, tch::get_num_threads().max(1) as usize);
+        thread::scope(|scope| {
+            let hash = |entries| hashes_of(bytes, entries);
+            let others: Vec<_> = shares[1..].iter().map(|&entries| scope.spawn(move || hash(entries))).collect();
+            let mut all = hash(shares[0])?;
+            for other in others {
+                all.extend(other.join().map_err(|_| Error::engine("hashes", "a thread panicked"))??);
+            }
+            Ok(all)
+        })
+    })?
+}
+
+/// Elements that are worth a thread.
+const SHARE: i64 = 1 << 22;
+
+/// The entries in runs of about equal size, `most` at most and at least one.
+fn shares(entries: &[Entry], most: usize) -> Vec<&[Entry]> {
+    let total: i64 = entries.iter().map(|entry| entry.len).sum();
+    let each = (total / most as i64 + 1).max(SHARE);
+    let (mut shares, mut start, mut size) = (Vec::new(), 0, 0);
+    for (end, entry) in (1..).zip(entries) {
+        size += entry.len;
+        if size >= each && shares.len() + 1 < most {
+            shares.push(&entries[start..end]);
+            (start, size) = (end, 0);
+        }
+    }
+    shares.push(&entries[start..]);
+    shares
+}
+
+fn hashes_of(bytes: &[u8], entries: &[Entry]) -> Result<Vec<(String, String)>> {
+    let place = |entry: &Entry| entry.offset as usize * size_of::<f32>()..(entry.offset + entry.len) as usize * size_of::<f32>();
+    let hash = |entry: &Entry| {
+        let part = bytes.get(place(entry)).ok_or_else(|| Error::engine(&entry.name, "weights shorter than the layout"))?;
+        Ok((entry.name.clone(), short(&blake3::hash(part))))
+    };
+    entries.iter().map(hash).collect()
+}
+
+fn hash_in_pieces(flat: &Tensor, entry: &Entry) -> Result<String> {
+    const PIECE: i64 = 1 << 20;
+    let (mut hasher, mut bytes) = (blake3::Hasher::new(), Vec::new());
+    for start in (0..entry.len).step_by(PIECE as usize) {
+        let len = PIECE.min(entry.len - start);
+        little_endian_bytes(&flat.f_narrow(0, entry.offset + start, len)?, &mut bytes)?;
+        hasher.update(&bytes);
+    }
+    Ok(short(&hasher.finalize()))
+}
+
+fn short(hash: &blake3::Hash) -> String {
+    hash.to_hex()[..16].to_owned()
 }
 
 /// The bytes of an f32 tensor into `bytes`, which takes its size.
@@ -122,5 +170,27 @@ mod tests {
         let ones: Vec<u8> = [1f32; 32].iter().flat_map(|x| x.to_le_bytes()).collect();
         let right = blake3::hash(&ones).to_hex()[..16].to_owned();
         assert_eq!(all[1], ("model.layers.0.input_layernorm.weight".to_owned(), right));
+    }
+
+    /// Catches a tensor that is left out, hashed twice or out of place.
+    #[test]
+    fn threads_and_pieces_come_to_the_same_hashes() {
+        let mut offset = 0;
+        let entries = [3 * SHARE + 5, 1, SHARE, SHARE + 7, 2].map(|len| {
+            let entry = Entry { name: len.to_string(), shape: vec![len], offset, len };
+            offset += len;
+            entry
+        });
+        let layout = Layout { entries: entries.to_vec(), total: offset, ..Layout::of(&tiny(Family::Llama), ValueHead::None) };
+        let flat = Tensor::arange(offset, (Kind::Float, Device::Cpu)).sin();
+        assert_eq!(shares(&layout.entries, 1), [&layout.entries[..]]);
+        for most in 2..7 {
+            let shares = shares(&layout.entries, most);
+            assert!((2..=most).contains(&shares.len()) && shares.concat() == layout.entries, "{most}");
+        }
+        let alone: Vec<String> = entries.iter().map(|entry| hash_in_pieces(&flat, entry).unwrap()).collect();
+        let together = hashes(&flat, &layout).unwrap();
+        assert!(together.iter().map(|(_, hash)| hash).eq(&alone) && together[4].0 == "2", "{together:?}");
+        assert!(hashes(&flat.narrow(0, 0, offset - 1), &layout).is_err());
     }
 }

@@ -1,0 +1,264 @@
+// Attention over whole sequences, for training.
+#include "products.h"
+#include "tiles.h"
+
+using namespace tidegate;
+
+namespace {
+
+// x cos + roll(x) sin over the last dimension; the transpose of it where the sines are rolled and the halves' signs exchanged.
+Tensor rotated(const Tensor &x, const Tensor &cos, const Tensor &sin) {
+  auto f = x.to(at::kFloat);
+  return (f * cos + f.roll({x.size(-1) / 2}, {-1}) * sin).to(x.scalar_type());
+}
+
+// Queries, keys and values as libtorch's own attention takes them: off the CPU.
+struct Split : Function<Split> {
+  static variable_list forward(AutogradContext *ctx, Tensor x, optional<Tensor> q_norm, optional<Tensor> k_norm, optional<Tensor> dq_norm,
+                               optional<Tensor> dk_norm, Tensor cos, Tensor sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d,
+                               double eps) {
+    ctx->save_for_backward({x, q_norm.value_or(Tensor()), k_norm.value_or(Tensor()), cos, sin});
+    ctx->saved_data["dq_norm"] = dq_norm;
+    ctx->saved_data["dk_norm"] = dk_norm;
+    for (auto [name, number] : {std::pair("b", b), {"t", t}, {"heads", heads}, {"kv", kv}, {"d", d}}) ctx->saved_data[name] = number;
+    ctx->saved_data["eps"] = eps;
+    auto all = x.view({b, t, heads + 2 * kv, d});
+    auto part = [&](int64_t from, int64_t n, const optional<Tensor> &w) {
+      auto one = all.narrow(2, from, n);
+      if (w) one = at::rms_norm(one.to(at::kFloat), {d}, w->to(at::kFloat), eps).to(x.scalar_type());
+      return rotated(one, cos.narrow(0, 0, t).unsqueeze(1), sin.narrow(0, 0, t).unsqueeze(1)).transpose(1, 2);
+    };
+    return {part(0, heads, q_norm), part(heads, kv, k_norm), all.narrow(2, heads + kv, kv).transpose(1, 2).contiguous()};
+  }
+  static variable_list backward(AutogradContext *ctx, variable_list grads) {
+    auto saved = ctx->get_saved_variables();
+    auto x = saved[0], cos = saved[3], sin = saved[4];
+    auto number = [&](const char *name) { return ctx->saved_data[name].toInt(); };
+    auto b = number("b"), t = number("t"), heads = number("heads"), kv = number("kv"), d = number("d");
+    auto eps = ctx->saved_data["eps"].toDouble();
+    auto dx = at::empty_like(x);
+    auto c = cos.narrow(0, 0, t).unsqueeze(1), s = sin.narrow(0, 0, t).unsqueeze(1).roll({d / 2}, {-1});
+    auto in = x.view({b, t, heads + 2 * kv, d}), out = dx.view({b, t, heads + 2 * kv, d});
+    auto part = [&](const Tensor &g, int64_t from, int64_t n, const Tensor &w, const char *name) {
+      auto turned = rotated(g.transpose(1, 2).to(at::kFloat), c, s);
+      if (w.defined()) {
+        auto f = in.narrow(2, from, n).to(at::kFloat);
+        auto r = (f.square().mean(-1, true) + eps).rsqrt();
+        if (!ctx->saved_data[name].isNone()) ctx->saved_data[name].toTensor().add_((turned * f * r).reshape({-1, d}).sum(0));
+        auto gw = turned * w;
+        turned = r * (gw - f * (gw * f).mean(-1, true) * r * r);
+      }
+      out.narrow(2, from, n).copy_(turned);
+    };
+    part(grads[0], 0, heads, saved[1], "dq_norm");
+    part(grads[1], heads, kv, saved[2], "dk_norm");
+    out.narrow(2, heads + kv, kv).copy_(grads[2].transpose(1, 2));
+    variable_list all(13);
+    all[0] = dx;
+    return all;
+  }
+};
+
+// ---- whole sequences on the CPU
+
+// What attention of `b` sequences of `t` tokens reads beside their rows.
+struct Sequences {
+  int64_t b, t;
+  Heads h;
+  const float *cos, *sin;
+  int64_t tiles() const { return (t + TILE - 1) / TILE; }
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(h.d)); }
+};
+
+// Room for a thread, which keeps it for the next layer.
+template <class E> E *room(std::vector<E> &all, int64_t n) {
+  if (all.size() < static_cast<size_t>(n)) all.resize(n);
+  return all.data();
+}
+
+// f(the type that rows are stored in, the one that products take).
+template <class F> void both_and_factors(const Tensor &x, F f) {
+  both(x, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (small_product_here<BFloat16>()) return f(zero, BFloat16());
+    }
+    f(zero, float());
+  });
+}
+
+// The sequence `row` and the queries that share its key head `head`: x [t, width] to y [t, heads * d], and to logs [heads, t] the
+// logarithm of what each query's weights add up to. Tile by tile, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), but with a
+// whole row of scores at once: it fits into the cache beside a core.
+template <class T, class E>
+void causal_head(const T *x, const T *q_norm, const T *k_norm, const Sequences &s, int64_t head, T *y, float *logs) {
+  auto [heads, kv, d, eps] = s.h;
+  auto width = s.h.width(), shared = heads / kv, tiles = s.tiles(), size = TILE * d;
+  static thread_local std::vector<E> factors;
+  static thread_local std::vector<float> sums;
+  auto keys = room(factors, (2 * tiles + 1) * size + tiles * TILE * TILE), values = keys + tiles * size, rows = values + tiles * size,
+       weights = rows + size;
+  auto scores = room(sums, tiles * TILE * TILE + size + 2 * TILE), acc = scores + tiles * TILE * TILE, totals = acc + size,
+       of_tile = totals + TILE;
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    ready_rows(x + (heads + head) * d, k_norm, s.cos, s.sin, rows, width, tile * TILE, s.t, d, eps);
+    right_transposed(rows, keys + tile * size, d);
+    copied_rows(x + (heads + kv + head) * d, rows, width, tile * TILE, s.t, d);
+    right(rows, values + tile * size, d);
+  }
+  for (int64_t i = head * shared; i < (head + 1) * shared; i++) {
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      auto n = std::min(TILE, s.t - tile * TILE);
+      ready_rows(x + i * d, q_norm, s.cos, s.sin, rows, width, tile * TILE, s.t, d, eps);
+      for (int64_t k = 0; k <= tile; k++)
+        small_product(TILE, TILE, d, d, TILE, TILE, false, rows, keys + k * size, scores + k * TILE * TILE);
+      weigh_tiles(scores, weights, totals, of_tile, tile + 1, n, s.scale());
+      for (int64_t k = 0; k <= tile; k++)
+        small_product(TILE, d, TILE, TILE, d, d, k > 0, weights + k * TILE * TILE, values + k * size, acc);
+      over_totals(acc, totals, y + tile * TILE * heads * d + i * d, n, heads * d, d);
+      std::copy_n(of_tile, n, logs + i * s.t + tile * TILE);
+    }
+  }
+}
+
+// Its gradient: dx [t, width], and what it adds to those of the norms, [2, d].
+template <class T, class E>
+void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const Sequences &s, int64_t head, const T *y, const float *logs,
+                      const T *dy, T *dx, float *dnorms) {
+  auto [heads, kv, d, eps] = s.h;
+  auto width = s.h.width(), shared = heads / kv, tiles = s.tiles(), size = TILE * d;
+  static thread_local std::vector<E> factors;
+  static thread_local std::vector<float> sums;
+  auto keys = room(factors, (3 * tiles + 6) * size + 3 * TILE * TILE), keys_t = keys + tiles * size, values = keys_t + tiles * size,
+       rows = values + tiles * size, dy_rows = rows + size, queries = dy_rows + size, queries_t = queries + size, dys = queries_t + size,
+       dys_t = dys + size, p = dys_t + size, ds = p + TILE * TILE, ds_right = ds + TILE * TILE;
+  if constexpr (std::is_same_v<E, float>) ds_right = ds;
+  auto dkeys = room(sums, (2 * tiles + 2) * size + 2 * TILE * TILE + 2 * TILE), dvalues = dkeys + tiles * size, dq_t = dvalues + tiles * size,
+       dq = dq_t + size, scores = dq + size, dp = scores + TILE * TILE, of_tile = dp + TILE * TILE, sums_dy = of_tile + TILE;
+  std::fill_n(dkeys, 2 * tiles * size, 0.0f);
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    ready_rows(x + (heads + head) * d, k_norm, s.cos, s.sin, keys + tile * size, width, tile * TILE, s.t, d, eps);
+    transposed(keys + tile * size, keys_t + tile * size, d);
+    copied_rows(x + (heads + kv + head) * d, values + tile * size, width, tile * TILE, s.t, d);
+  }
+  for (int64_t i = head * shared; i < (head + 1) * shared; i++) {
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      auto n = std::min(TILE, s.t - tile * TILE);
+      ready_rows(x + i * d, q_norm, s.cos, s.sin, rows, width, tile * TILE, s.t, d, eps);
+      right(rows, queries, d);
+      right_transposed(rows, queries_t, d);
+      copied_rows(dy + i * d, dy_rows, heads * d, tile * TILE, s.t, d);
+      right(dy_rows, dys, d);
+      right_transposed(dy_rows, dys_t, d);
+      auto place = tile * TILE * heads * d + i * d;
+      deltas(dy + place, y + place, sums_dy, n, heads * d, d);
+      std::fill_n(of_tile, TILE, 0.0f);
+      std::copy_n(logs + i * s.t + tile * TILE, n, of_tile);
+      for (int64_t k = 0; k <= tile; k++) {
+        // All transposed, keys down and queries across, so that no product needs a tile turned.
+        small_product(TILE, TILE, d, d, TILE, TILE, false, keys + k * size, queries_t, scores);
+        small_product(TILE, TILE, d, d, TILE, TILE, false, values + k * size, dys_t, dp);
+        weights_back(scores, dp, of_tile, sums_dy, p, ds, ds_right, k == tile, s.scale());
+        small_product(TILE, d, TILE, TILE, d, d, true, p, dys, dvalues + k * size);
+        small_product(TILE, d, TILE, TILE, d, d, true, ds, queries, dkeys + k * size);
+        small_product(d, TILE, TILE, TILE, TILE, TILE, k > 0, keys_t + k * size, ds_right, dq_t);
+      }
+      for (int64_t row = 0; row < n; row++)
+        for (int64_t e = 0; e < d; e++) dq[row * d + e] = dq_t[e * TILE + row];
+      ready_rows_back(x + i * d, q_norm, s.cos, s.sin, dq, dx + i * d, dnorms, width, tile * TILE, n, d, eps);
+    }
+  }
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    auto n = std::min(TILE, s.t - tile * TILE);
+    ready_rows_back(x + (heads + head) * d, k_norm, s.cos, s.sin, dkeys + tile * size, dx + (heads + head) * d, dnorms + d, width, tile * TILE, n,
+                    d, eps);
+    for (int64_t row = 0; row < n; row++)
+      for (int64_t e = 0; e < d; e++) put(dx[(tile * TILE + row) * width + (heads + kv + head) * d + e], dvalues[tile * size + row * d + e]);
+  }
+}
+
+// Of projections [b * t, (heads + 2 kv) * d], what each token attends to, [b * t, heads * d]. Rotated queries and keys are made again on the
+// way back: nothing of them is kept.
+struct Causal : Function<Causal> {
+  static Tensor forward(AutogradContext *ctx, Tensor x, optional<Tensor> q_norm, optional<Tensor> k_norm, optional<Tensor> dq_norm,
+                        optional<Tensor> dk_norm, Tensor cos, Tensor sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d,
+                        double eps) {
+    TORCH_CHECK(d <= WIDEST_HEAD, "heads of ", d, " are wider than ", WIDEST_HEAD);
+    TORCH_CHECK(x.is_contiguous(), "a tensor with gaps");
+    auto y = at::empty({b * t, heads * d}, x.options()), logs = at::empty({b, heads, t}, at::kFloat);
+    Sequences s{b, t, Heads{heads, kv, d, static_cast<float>(eps)}, data<float>(cos), data<float>(sin)};
+    both_and_factors(x, [&](auto zero, auto factor) {
+      using T = decltype(zero);
+      using E = decltype(factor);
+      at::parallel_for(0, b * kv, 1, [&](int64_t from, int64_t to) {
+        for (int64_t item = from; item < to; item++) {
+          auto row = item / kv;
+          causal_head<T, E>(data<T>(x) + row * t * s.h.width(), data<T>(q_norm), data<T>(k_norm), s, item % kv,
+                            y.data_ptr<T>() + row * t * heads * d, logs.data_ptr<float>() + row * heads * t);
+        }
+        release<E>();
+      });
+    });
+    ctx->save_for_backward({x, q_norm.value_or(Tensor()), k_norm.value_or(Tensor()), cos, sin, y, logs});
+    ctx->saved_data["dq_norm"] = dq_norm;
+    ctx->saved_data["dk_norm"] = dk_norm;
+    for (auto [name, number] : {std::pair("b", b), {"t", t}, {"heads", heads}, {"kv", kv}, {"d", d}}) ctx->saved_data[name] = number;
+    ctx->saved_data["eps"] = eps;
+    return y;
+  }
+  static variable_list backward(AutogradContext *ctx, variable_list grads) {
+    auto saved = ctx->get_saved_variables();
+    auto x = saved[0], y = saved[5], logs = saved[6], dy = grads[0].contiguous();
+    auto q_norm = given(saved[1]), k_norm = given(saved[2]);
+    auto number = [&](const char *name) { return ctx->saved_data[name].toInt(); };
+    auto b = number("b"), t = number("t"), heads = number("heads"), kv = number("kv"), d = number("d");
+    auto dx = at::empty_like(x), sums = partial_sums(2 * d);
+    Sequences s{b, t, Heads{heads, kv, d, static_cast<float>(ctx->saved_data["eps"].toDouble())}, data<float>(saved[3]), data<float>(saved[4])};
+    both_and_factors(x, [&](auto zero, auto factor) {
+      using T = decltype(zero);
+      using E = decltype(factor);
+      at::parallel_for(0, b * kv, 1, [&](int64_t from, int64_t to) {
+        for (int64_t item = from; item < to; item++) {
+          auto row = item / kv, in = row * t * s.h.width(), out = row * t * heads * d;
+          causal_head_back<T, E>(data<T>(x) + in, data<T>(q_norm), data<T>(k_norm), s, item % kv, data<T>(y) + out,
+                                 data<float>(logs) + row * heads * t, data<T>(dy) + out, dx.data_ptr<T>() + in,
+                                 sums.data_ptr<float>() + at::get_thread_num() * 2 * d);
+        }
+        release<E>();
+      });
+    });
+    auto add = [&](const char *name, int64_t from) {
+      if (!ctx->saved_data[name].isNone()) ctx->saved_data[name].toTensor().add_(sums.sum(0).narrow(0, from, d));
+    };
+    add("dq_norm", 0);
+    add("dk_norm", d);
+    variable_list all(13);
+    all[0] = dx;
+    return all;
+  }
+};
+
+} // namespace
+
+extern "C" {
+
+// Queries, keys and values of `[b * t]` rows, each `[b, heads, t, d]`.
+char *tidegate_split(Tensor **q, Tensor **k, Tensor **v, const Tensor *x, const Tensor *q_norm, const Tensor *k_norm, const Tensor *dq_norm,
+                     const Tensor *dk_norm, const Tensor *cos, const Tensor *sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d,
+                     double eps) {
+  return guarded([&] {
+    auto all =
+        Split::apply(*x, given(q_norm), given(k_norm), given(dq_norm), given(dk_norm), *cos, *sin, b, t, heads, kv, d, eps);
+    *q = new Tensor(all[0]), *k = new Tensor(all[1]), *v = new Tensor(all[2]);
+  });
+}
+
+// What each token of `[b, t]` attends to, `[b * t, heads * d]`, on the CPU.
+char *tidegate_causal(Tensor **out, const Tensor *x, const Tensor *q_norm, const Tensor *k_norm, const Tensor *dq_norm, const Tensor *dk_norm,
+                      const Tensor *cos, const Tensor *sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d, double eps) {
+  return guarded([&] {
+    *out = new Tensor(
+        Causal::apply(*x, given(q_norm), given(k_norm), given(dq_norm), given(dk_norm), *cos, *sin, b, t, heads, kv, d, eps));
+  });
+}
+}
