@@ -61,8 +61,10 @@ fn compile(libtorch: &Path) {
         let theirs = libtorch.join("lib/libgomp.so.1");
         let library = if theirs.exists() { theirs.display().to_string() } else { "-lgomp".to_owned() };
         println!("cargo::rustc-link-arg={library}");
+        println!("cargo::rustc-env=TIDEGATE_OPS_THREADS=libtorch");
     } else {
         println!("cargo::warning=no GNU compiler: the operations of {FOLDER} run on one thread");
+        println!("cargo::rustc-env=TIDEGATE_OPS_THREADS=one");
     }
     build.compile("tidegate_ops");
 }

@@ -15,6 +15,7 @@
 mod device;
 
 use clap::{Args, Parser, Subcommand};
+use safetensors::tensor::TensorView;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ use std::time::Instant;
 use tidegate::engine::contract::Engine;
 use tidegate::engine::spec::{Dtype, Learning, LrSchedule, Sampling};
 use tidegate::engine::torch::layout::ValueHead;
+use tidegate::engine::torch::learner::TorchLearner;
 use tidegate::engine::torch::policy::Policy;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Rollout, Status};
@@ -60,6 +62,9 @@ enum What {
         /// Computes layers again on the way back instead of keeping what goes on in them.
         #[arg(long)]
         activation_checkpointing: bool,
+        /// Writes the first step's gradient, scaled to norm 1 if it is longer, to this file (safetensors).
+        #[arg(long)]
+        gradient: Option<PathBuf>,
     },
     /// Holds a device to the CPU, and models of random weights to what it could do at best; needs no files.
     Device(device::What),
@@ -116,8 +121,18 @@ type Failure = Box<dyn std::error::Error>;
 fn main() -> Result<ExitCode, Failure> {
     let result = match Cli::parse().what {
         What::Decode { common, slots } => decode(&common, slots)?,
-        What::Train { common, micro_batch_tokens, lr, activation_checkpointing } => {
-            train(&common, micro_batch_tokens, lr, activation_checkpointing)?
+        What::Train { common, micro_batch_tokens, lr, activation_checkpointing, gradient } => {
+            let learning = Learning {
+                lr,
+                lr_schedule: LrSchedule::Constant,
+                warmup_steps: 0,
+                grad_clip: 1.0,
+                micro_batch_tokens,
+                dtype: common.dtype,
+                activation_checkpointing,
+                ..Learning::default()
+            };
+            train(&common, &learning, gradient.as_deref())?
         }
         What::Device(what) => return device::measure(&what),
         What::Rates(at) => return device::rates(&at),
@@ -215,26 +230,16 @@ fn sample(generator: &mut impl Generator, requests: &[Request], number: u64) -> 
     Ok(sum / tokens as f64)
 }
 
-fn train(common: &Common, micro_batch_tokens: usize, lr: f64, activation_checkpointing: bool) -> Result<Value, Failure> {
+fn train(common: &Common, learning: &Learning, gradient: Option<&Path>) -> Result<Value, Failure> {
     let work: Rollouts = read(&common.work)?;
     Policy::set_threads(common.threads);
     let policy = Policy::load(&common.model, &common.device, ValueHead::None)?;
-    let learning = Learning {
-        lr,
-        lr_schedule: LrSchedule::Constant,
-        warmup_steps: 0,
-        grad_clip: 1.0,
-        micro_batch_tokens,
-        dtype: common.dtype,
-        activation_checkpointing,
-        ..Learning::default()
-    };
     let batch: Vec<Rollout> =
         work.rollouts.into_iter().zip(0..).map(|(recorded, number)| rollout(recorded, number)).collect();
     let trained: usize = batch.iter().map(|r| r.tokens.len()).sum();
     let processed: usize = trained + batch.iter().map(|r| r.group.prompt.tokens.len()).sum::<usize>();
     let steps = common.repeats as u64 + 1;
-    let mut learner = Engine::learner(&policy, &learning, &Sampling::default(), steps, 0)?;
+    let mut learner = policy.learner(learning, Sampling::default().temperature, steps, 0)?;
     let (mut seconds, mut first) = (Vec::new(), None);
     for step in 1..=steps {
         let begun = Instant::now();
@@ -245,6 +250,9 @@ fn train(common: &Common, micro_batch_tokens: usize, lr: f64, activation_checkpo
             }
         };
         if first.is_none() {
+            if let Some(file) = gradient {
+                write_gradient(&learner, learning, file)?;
+            }
             reset_peak();
             first = Some(done.metrics);
         } else {
@@ -263,8 +271,20 @@ fn train(common: &Common, micro_batch_tokens: usize, lr: f64, activation_checkpo
         "grad_norm": first.grad_norm,
         "peak_rss_mb": peak_mb(),
         "threads": common.threads,
-        "micro_batch_tokens": micro_batch_tokens,
+        "micro_batch_tokens": learning.micro_batch_tokens,
     }))
+}
+
+/// The gradient of the only step so far, of which the optimizer's first moment is a known share.
+fn write_gradient(learner: &TorchLearner, learning: &Learning, file: &Path) -> Result<(), Failure> {
+    let mean = learner.optimizer().state().m.f_div_scalar(1.0 - learning.beta1)?;
+    let bytes = Vec::<f32>::try_from(mean)?.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let tensors = learner.layout().entries.iter().map(|entry| {
+        let (start, end) = (entry.offset as usize * 4, (entry.offset + entry.len) as usize * 4);
+        let shape = entry.shape.iter().map(|&n| n as usize).collect();
+        Ok((entry.name.as_str(), TensorView::new(safetensors::Dtype::F32, shape, &bytes[start..end])?))
+    });
+    Ok(safetensors::serialize_to_file(tensors.collect::<Result<Vec<_>, Failure>>()?, None, file)?)
 }
 
 fn rollout(recorded: Recorded, number: u64) -> Rollout {

@@ -90,7 +90,10 @@ pub fn admit<'scope, P: Prompts + 'static>(
                 let Some(cap) = state.admission.cap() else { break };
                 capabilities[0].downgrade(&cap);
                 match alarm.check(state.next()) {
-                    Some(Some(group)) => groups.session(&capabilities[0]).give(Arc::new(group)),
+                    Some(Some(group)) => {
+                        capabilities[0].downgrade(&group.due);
+                        groups.session(&capabilities[0]).give(Arc::new(group));
+                    }
                     Some(None) => break,
                     None => admit = None,
                 }

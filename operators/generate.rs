@@ -9,6 +9,7 @@ use crate::alarm::{Alarm, UNCONNECTED, Wake, output, to};
 use crate::fault::{Fault, Halt, guarded};
 use crate::plan::Plan;
 use crate::record::{Group, Rollout, Step, Version, Weights};
+use crate::schedule::Schedule;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use timely::dataflow::StreamVec;
@@ -70,6 +71,7 @@ pub fn generate<'scope, G: Generator + 'static>(
 
     let mut wake = Wake::new(scope, builder.operator_info().address);
     let here = plan.generators.contains(&worker);
+    let schedule = plan.schedule;
     let halt = halt.clone();
     builder.build(move |mut capabilities| {
         let mut alarm = Alarm::new(&halt, faults_out, capabilities.remove(2));
@@ -77,7 +79,7 @@ pub fn generate<'scope, G: Generator + 'static>(
         capabilities.clear();
         let missing = || Fault::new("generate", format!("worker {worker} generates, but was given no generator"));
         let mut missing = (here && generator.is_none()).then(missing);
-        let mut generate = generator.filter(|_| here).map(Generate::new);
+        let mut generate = generator.filter(|_| here).map(|generator| Generate::new(generator, schedule));
         move |frontiers| {
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
             groups.for_each(|capability, data| {
@@ -130,17 +132,18 @@ struct Generate<G: Generator> {
     queue: VecDeque<(Capability<Step>, Arc<Group>)>,
     /// By group number: its capability and how many of its rollouts are still to come.
     running: BTreeMap<u64, (Capability<Step>, u32)>,
+    schedule: Schedule,
 }
 
 impl<G: Generator> Generate<G> {
-    fn new(generator: G) -> Self {
-        Generate { generator, loaded: None, newer: None, queue: VecDeque::new(), running: BTreeMap::new() }
+    fn new(generator: G, schedule: Schedule) -> Self {
+        Generate { generator, loaded: None, newer: None, queue: VecDeque::new(), running: BTreeMap::new(), schedule }
     }
 
-    /// Keeps the newest weights for the next quantum; those in between are never loaded.
+    /// Keeps the newest weights for the next quantum; those in between are never loaded. The first ones are taken by every schedule.
     fn offer(&mut self, weights: Weights<G::Weights>) {
         let newest = self.newer.as_ref().map(|newer| newer.version).max(self.loaded);
-        if newest.is_none_or(|newest| weights.version > newest) {
+        if newest.is_none_or(|newest| weights.version > newest && self.schedule.swaps(weights.version)) {
             self.newer = Some(weights);
         }
     }

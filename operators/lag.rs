@@ -63,12 +63,22 @@
 //! guard 7 applies. Nothing runs in circles either: every event moves forward, and only a discard makes new work, of one
 //! prompt. (Endless prompts that are all discarded never make a step; a limit on the discarded share is for others to set.)
 //!
+//! # By turns
+//! [`Conventional`](Schedule::Conventional) and [`OneStepOff`](Schedule::OneStepOff) differ in two things. A group's due is the end of
+//! the phase, of G steps, that its place belongs to: the place after `live` others is due at G (`live` div G\*B + 1), or at the end of
+//! the phase that runs, if that is later, and never before the due of the group admitted before it; the budget is that of this
+//! phase, or of the next one too. So dues still rise, and what is due at d or before was admitted while `live` < d\*B, which is what I1
+//! needs. And step k takes only groups of dues up to which all is there, left(d) = W(d): neither on its way, nor to be admitted in
+//! another's place. That the frontier passed d would be too much to ask (the capability stays at d as long as a place of the phase
+//! may come back), that G\*B groups arrived too little. Generators take the weights of the versions between two phases alone.
+//!
 //! # What each part is for
 //! Leave one out and a run breaks; `tests/lag_rule.rs` plants each of these and finds the failure:
 //! lowering the capability once the budget is used, or dropping it at N\*B admitted (stuck after a discard); sampling before
 //! the weights are loaded (lag M+1); `bound` from what has arrived only, or from d = k only (lag M+1); counting waiting
 //! groups as using room (stuck); forgetting stamps once trained, or not capping at d\*B (more than B forced); silent discards
-//! (stuck in admission order); two selectors (stuck); counters from 0 on a resume (the bound breaks).
+//! (stuck in admission order); two selectors (stuck); counters from 0 on a resume (the bound breaks); by turns, a phase that is
+//! whole when the frontier passed it, or when G\*B of its groups arrived (stuck).
 
 use crate::record::{Step, Version};
 use crate::schedule::Schedule;
@@ -109,6 +119,8 @@ pub struct Admission {
     version: Version,
     live: u64,
     start: Start,
+    /// Of the groups admitted now. It never falls.
+    due: Step,
     /// Admitted since the start.
     admitted: u64,
     /// Admitted with a smaller due than the current one, over all time.
@@ -119,22 +131,33 @@ pub struct Admission {
 impl Admission {
     /// An admission at the start of a run of `steps` steps with `batch_groups` groups each.
     pub fn new(schedule: Schedule, start: Start, steps: Step, batch_groups: u64) -> Self {
-        let version = start.version;
-        let (live, earlier) = (start.live(batch_groups), start.earlier(schedule.due(version), batch_groups));
-        Admission { schedule, steps, batch_groups, version, live, start, admitted: 0, earlier, ended: false }
+        let (version, live) = (start.version, start.live(batch_groups));
+        // No group may get a smaller due than one that waits, whose stamp says how many have a smaller one.
+        let waiting = start.waiting.last().map_or(0, |(due, _)| *due);
+        let due = schedule.due(version, live, batch_groups).max(waiting);
+        let earlier = start.earlier(due, batch_groups);
+        Admission { schedule, steps, batch_groups, version, live, start, due, admitted: 0, earlier, ended: false }
+    }
+
+    /// From now on groups are due at `due`, if that is later.
+    fn raise(&mut self, due: Step) {
+        if due > self.due {
+            self.due = due;
+            self.earlier = self.start.live(self.batch_groups) + self.admitted;
+        }
     }
 
     /// A version was published. Older ones than the newest seen change nothing.
     pub fn see(&mut self, version: Version) {
         if version > self.version {
             self.version = version;
-            self.earlier = self.start.live(self.batch_groups) + self.admitted;
+            self.raise(self.schedule.due(version, 0, self.batch_groups));
         }
     }
 
-    /// The due of the groups admitted now, below which none will be admitted; None after the end.
+    /// The due below which no group will be admitted; None after the end.
     pub fn cap(&self) -> Option<Step> {
-        (!self.ended && self.version < self.steps).then(|| self.schedule.due(self.version))
+        (!self.ended && self.version < self.steps).then_some(self.due)
     }
 
     /// Whether the budget allows one more group.
@@ -144,8 +167,12 @@ impl Admission {
 
     /// Admits one group, if the budget allows.
     pub fn admit(&mut self) -> Option<Header> {
-        let due = self.cap().filter(|_| self.open())?;
-        let header = Header { number: self.next(), due, earlier: self.earlier, oldest: self.schedule.oldest(due) };
+        if !self.open() {
+            return None;
+        }
+        self.raise(self.schedule.due(self.version, self.live, self.batch_groups));
+        let (due, earlier) = (self.due, self.earlier);
+        let header = Header { number: self.next(), due, earlier, oldest: self.schedule.oldest(due) };
         self.live += 1;
         self.admitted += 1;
         Some(header)

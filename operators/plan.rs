@@ -15,6 +15,8 @@ pub enum Order {
     Arrival,
     /// By admission number, waiting for each: batches do not depend on timing.
     Admission,
+    /// By a fixed draw for each number: for schedules by turns, where all are there and the order of arrival is that of length.
+    Shuffled,
 }
 
 /// What becomes of the last groups when the prompts end inside a batch.
@@ -107,6 +109,9 @@ impl Plan {
             let reason = format!("must hold one whole group, group_size = {}", self.group_size);
             return wrong("slots", self.slots.to_string(), reason);
         }
+        if self.schedule.phase() == Some(0) {
+            return wrong("schedule", format!("{:?}", self.schedule), "a phase has at least one step".to_owned());
+        }
         if let Some(reason) = self.start.wrong(self.schedule, self.steps, self.batch_groups) {
             return wrong("start", format!("version {}", self.start.version), reason);
         }
@@ -153,6 +158,7 @@ mod tests {
         assert_eq!(key(|p| p.generators.push(2)), "generators");
         assert_eq!(key(|p| p.generators.push(0)), "generators");
         assert_eq!(key(|p| p.slots = 3), "slots");
+        assert_eq!(key(|p| p.schedule = Schedule::OneStepOff { steps: 0 }), "schedule");
         assert_eq!(key(|p| p.start.again.push(1)), "start");
         let text = plan().validate(1).unwrap_err().to_string();
         assert_eq!(text, "learner = 1: workers are 0..=0");

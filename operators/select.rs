@@ -8,7 +8,7 @@ use crate::plan::Order;
 use crate::record::Step;
 use crate::start::Start;
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::fmt;
 
 /// A group that cannot be: the records do not come from an admission that keeps the rule.
@@ -97,6 +97,18 @@ pub struct Selector<G> {
     seen: u64,
     ended: Option<u64>,
     queue: Queue<G>,
+    /// Whether a step takes only groups of phases that are whole.
+    by_turns: bool,
+}
+
+/// What is known of a due.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// left(d) and W(d).
+    left: u64,
+    waiting: u64,
+    /// need(d), 0 where it is negative.
+    need: u64,
 }
 
 impl<G> Selector<G> {
@@ -115,7 +127,14 @@ impl<G> Selector<G> {
             seen: 0,
             ended: None,
             queue: Queue::new(order),
+            by_turns: false,
         }
+    }
+
+    /// For a schedule by turns: a step takes only groups of dues up to which nothing is missing, neither on its way nor to be
+    /// admitted in the place of another: left(d) = W(d).
+    pub fn by_turns(self) -> Self {
+        Selector { by_turns: true, ..self }
     }
 
     /// The next step.
@@ -175,13 +194,23 @@ impl<G> Selector<G> {
         if self.waiting < self.batch_groups || self.next > self.steps {
             return self.choose_last();
         }
+        let known = self.known();
+        let whole = known.iter().rposition(|known| known.left == known.waiting);
+        let (until, there) = match whole {
+            _ if !self.by_turns => (Step::MAX, self.waiting),
+            Some(index) => (self.next + index as u64, known[index].waiting),
+            None => (0, 0),
+        };
         let forced = match &self.queue {
-            Queue::Arrival { .. } => self.forced(),
+            _ if there < self.batch_groups => None,
+            Queue::Keyed { .. } => self.forced(&known),
             // The next B in order of admission meet every need that can be met: dues rise with the place.
-            Queue::Admission { ready, .. } => (ready.len() as u64 >= self.batch_groups).then(Vec::new),
+            Queue::Admission { ready, .. } => {
+                (ready.get(self.batch_groups as usize - 1).is_some_and(|(due, _)| *due <= until)).then(Vec::new)
+            }
         };
         let Some(forced) = forced else { return Choice::Wait(Wait::Forced) };
-        let batch = self.queue.take(forced, self.batch_groups, self.next);
+        let batch = self.queue.take(forced, self.batch_groups, self.next, until);
         debug_assert_eq!(batch.len() as u64, self.batch_groups);
         Choice::Step(self.train(batch))
     }
@@ -192,7 +221,7 @@ impl<G> Selector<G> {
             (false, _) => Choice::Wait(Wait::Any),
             (true, 0) => Choice::Done,
             (true, waiting) => {
-                let batch = self.queue.take(Vec::new(), waiting, self.next);
+                let batch = self.queue.take(Vec::new(), waiting, self.next, Step::MAX);
                 Choice::Last(self.train(batch))
             }
         }
@@ -203,17 +232,17 @@ impl<G> Selector<G> {
         let waiting = std::mem::take(&mut self.waiting);
         self.window.iter_mut().for_each(|tally| tally.waiting = 0);
         self.queue.close_all();
-        self.queue.take(Vec::new(), waiting, self.next).into_iter().map(|(_, group)| group).collect()
+        self.queue.take(Vec::new(), waiting, self.next, Step::MAX).into_iter().map(|(_, group)| group).collect()
     }
 
     /// How many groups of each due (from `next`) the needs force, earliest due first; None if one of them has not arrived.
-    fn forced(&self) -> Option<Vec<u64>> {
+    fn forced(&self, known: &[Known]) -> Option<Vec<u64>> {
         let mut forced = vec![0; self.window.len()];
         // From the newest waiting due on, all that waits is early enough, and any B do.
         let newest = self.window.iter().rposition(|tally| tally.waiting > 0).unwrap_or(0);
         // The earliest due with groups left, and how many are taken by now: those have a due of at most `d`.
         let (mut earliest, mut taken) = (0, 0);
-        for (d, need) in self.needs().into_iter().take(newest).enumerate() {
+        for (d, &Known { need, .. }) in known.iter().take(newest).enumerate() {
             while taken < need {
                 if earliest > d {
                     return None;
@@ -230,13 +259,13 @@ impl<G> Selector<G> {
         Some(forced)
     }
 
-    /// need(d) for every d of the window, 0 where it is negative.
-    fn needs(&self) -> Vec<u64> {
+    /// Of every due of the window.
+    fn known(&self) -> Vec<Known> {
         // Cumulative counts, then, from above, the least over stamps e > d of earlier(e) - X(e-1).
         let mut trained = self.past_trained;
         let mut waiting = 0;
         let mut discarded = self.past_discarded;
-        let mut needs = Vec::with_capacity(self.window.len());
+        let mut all = Vec::with_capacity(self.window.len());
         let mut sums = Vec::with_capacity(self.window.len());
         for tally in &self.window {
             let before = tally.earlier.map(|earlier| earlier.saturating_sub(discarded));
@@ -250,11 +279,12 @@ impl<G> Selector<G> {
             let due = self.next + index as u64;
             let passed = self.frontier.is_none_or(|frontier| frontier > due);
             let bound = if passed { trained + waiting } else { stamped.min(due.min(self.steps) * self.batch_groups) };
-            needs.push(bound.saturating_sub(trained + index as u64 * self.batch_groups));
+            let left = bound.saturating_sub(trained);
+            all.push(Known { left, waiting, need: left.saturating_sub(index as u64 * self.batch_groups) });
             stamped = stamped.min(before.unwrap_or(u64::MAX));
         }
-        needs.reverse();
-        needs
+        all.reverse();
+        all
     }
 
     /// Counts `batch` as trained at the next step, and goes on to the one after.
@@ -275,11 +305,19 @@ impl<G> Selector<G> {
     }
 }
 
+/// A number that looks drawn, and is the same whenever `place` is asked for (SplitMix64's mixing of it).
+fn draw(place: u64) -> u64 {
+    let mut z = place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 /// The waiting groups, in the order that free places go by.
 #[derive(Clone, Debug)]
 enum Queue<G> {
-    /// By due, each in order of arrival, with how many arrived before over all dues.
-    Arrival { arrived: u64, by_due: HashMap<Step, VecDeque<(u64, G)>> },
+    /// By due, each in the order of a key: how many arrived before, or a draw.
+    Keyed { arrived: u64, shuffled: bool, by_due: HashMap<Step, BTreeMap<(u64, u64), G>> },
     /// By place. `ready` are the groups just below `next`, in order; `ahead` those above a gap, `discarded` likewise.
     Admission { next: u64, ready: VecDeque<(Step, G)>, ahead: HashMap<u64, (Step, G)>, discarded: BTreeSet<u64> },
 }
@@ -287,7 +325,8 @@ enum Queue<G> {
 impl<G> Queue<G> {
     fn new(order: Order) -> Self {
         match order {
-            Order::Arrival => Queue::Arrival { arrived: 0, by_due: HashMap::new() },
+            Order::Arrival => Queue::Keyed { arrived: 0, shuffled: false, by_due: HashMap::new() },
+            Order::Shuffled => Queue::Keyed { arrived: 0, shuffled: true, by_due: HashMap::new() },
             Order::Admission => {
                 let (ready, ahead, discarded) = (VecDeque::new(), HashMap::new(), BTreeSet::new());
                 Queue::Admission { next: 0, ready, ahead, discarded }
@@ -297,8 +336,9 @@ impl<G> Queue<G> {
 
     fn arrive(&mut self, due: Step, place: u64, group: G) {
         match self {
-            Queue::Arrival { arrived, by_due } => {
-                by_due.entry(due).or_default().push_back((*arrived, group));
+            Queue::Keyed { arrived, shuffled, by_due } => {
+                let key = if *shuffled { draw(place) } else { *arrived };
+                by_due.entry(due).or_default().insert((key, place), group);
                 *arrived += 1;
             }
             Queue::Admission { ahead, .. } => {
@@ -336,24 +376,25 @@ impl<G> Queue<G> {
         }
     }
 
-    /// Takes `forced[i]` groups of due `next + i` and fills up to `count` by the order.
-    fn take(&mut self, forced: Vec<u64>, count: u64, next: Step) -> Vec<(Step, G)> {
+    /// Takes `forced[i]` groups of due `next + i` and fills up to `count` by the order, of dues up to `until`.
+    fn take(&mut self, forced: Vec<u64>, count: u64, next: Step, until: Step) -> Vec<(Step, G)> {
         let mut batch = Vec::with_capacity(count as usize);
         match self {
-            Queue::Arrival { by_due, .. } => {
+            Queue::Keyed { by_due, .. } => {
                 for (due, forced) in (next..).zip(forced).filter(|(_, forced)| *forced > 0) {
-                    let groups = by_due.get_mut(&due).into_iter().flat_map(|groups| groups.drain(..forced as usize));
-                    batch.extend(groups.map(|(_, group)| (due, group)));
+                    let Some(groups) = by_due.get_mut(&due) else { continue };
+                    batch.extend((0..forced).map_while(|_| Some((due, groups.pop_first()?.1))));
                 }
-                let heads = by_due.iter().filter_map(|(due, groups)| Some(Reverse((groups.front()?.0, *due))));
-                let mut heads: BinaryHeap<_> = heads.collect();
+                let first = |due: Step, groups: &BTreeMap<(u64, u64), G>| Some(Reverse((*groups.first_key_value()?.0, due)));
+                let heads = by_due.iter().filter(|(due, _)| **due <= until);
+                let mut heads: BinaryHeap<_> = heads.filter_map(|(due, groups)| first(*due, groups)).collect();
                 while (batch.len() as u64) < count
                     && let Some(Reverse((_, due))) = heads.pop()
                     && let Some(groups) = by_due.get_mut(&due)
-                    && let Some((_, group)) = groups.pop_front()
+                    && let Some((_, group)) = groups.pop_first()
                 {
                     batch.push((due, group));
-                    heads.extend(groups.front().map(|(arrived, _)| Reverse((*arrived, due))));
+                    heads.extend(first(due, groups));
                 }
                 by_due.retain(|_, groups| !groups.is_empty());
             }

@@ -39,7 +39,7 @@ impl Start {
         let before = self.waiting.partition_point(|(other, _)| *other <= due) as u64;
         // At the largest due that is not above this one's there is room for all that must be trained until then.
         let room = due.min(steps).saturating_sub(self.version).saturating_mul(batch_groups);
-        let fits = due > self.version && due <= schedule.due(self.version) && before < room;
+        let fits = due > self.version && due <= schedule.newest(self.version) && before < room;
         if fits {
             let place = self.waiting.partition_point(|other| *other < (due, number));
             self.waiting.insert(place, (due, number));

@@ -223,11 +223,13 @@ impl<L: Learner> Train<L> {
     fn new(learner: Option<L>, plan: Plan, mode: Mode, outputs: Outputs<L::Weights>) -> Self {
         // The numbers of recorded groups have gaps, and the due of each says all.
         let order = if mode == Mode::Replay { Order::Arrival } else { plan.order };
+        let selector = Selector::new(plan.start.clone(), plan.steps, plan.batch_groups, order);
+        let by_turns = mode != Mode::Replay && plan.schedule.phase().is_some();
         Train {
             learner,
             mode,
             outputs,
-            selector: Selector::new(plan.start.clone(), plan.steps, plan.batch_groups, order),
+            selector: if by_turns { selector.by_turns() } else { selector },
             sealed: plan.start.version,
             published: None,
             open: None,
@@ -302,7 +304,10 @@ impl<L: Learner> Train<L> {
     fn publish(&mut self, learner: &mut L, version: Version) -> Result<(), Fault> {
         let own = &mut self.outputs.own;
         own.weights.downgrade(&version);
-        if let Mode::Run { .. } = self.mode {
+        let Plan { start, schedule, steps, .. } = &self.plan;
+        // Weights that no generator takes need no snapshot; the last version ends the admission.
+        let taken = version == start.version || version == *steps || schedule.swaps(version);
+        if taken && self.mode != Mode::Replay {
             let payload = self.clock.train(|| guarded("train", || learner.weights()))?;
             self.outputs.weights.activate().session(&own.weights).give(Weights { version, payload });
         }

@@ -131,11 +131,13 @@ impl Default for BatchSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleSpec {
-    /// `pipeline`.
+    /// `pipeline`; or by turns, `conventional` or `one_step_off`.
     pub kind: ScheduleKind,
-    /// The bound on the lag of every trained token, steps.
+    /// Of a pipeline: the bound on the lag of every trained token, steps.
     pub max_lag: u64,
-    /// `arrival` (lowest mean lag) or `admission` (batches do not depend on timing).
+    /// By turns: steps of a phase.
+    pub steps: u64,
+    /// `arrival` (lowest mean lag; by turns, shuffled), `admission` (batches do not depend on timing) or `shuffled`.
     pub order: Order,
     /// What becomes of the prompts' last groups where they do not fill a batch: `train` or `discard`.
     pub short_batch: ShortBatch,
@@ -143,14 +145,32 @@ pub struct ScheduleSpec {
 
 impl Default for ScheduleSpec {
     fn default() -> Self {
-        ScheduleSpec { kind: ScheduleKind::Pipeline, max_lag: 4, order: Order::Arrival, short_batch: ShortBatch::Train }
+        let (order, short_batch) = (Order::Arrival, ShortBatch::Train);
+        ScheduleSpec { kind: ScheduleKind::Pipeline, max_lag: 4, steps: 1, order, short_batch }
+    }
+}
+
+impl ScheduleSpec {
+    /// What the operators run by.
+    pub fn schedule(&self) -> Schedule {
+        let ScheduleSpec { kind, max_lag, steps, .. } = *self;
+        match kind {
+            ScheduleKind::Pipeline => Schedule::Pipeline { max_lag },
+            ScheduleKind::Conventional => Schedule::Conventional { steps },
+            ScheduleKind::OneStepOff => Schedule::OneStepOff { steps },
+        }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
+    /// Generation and training run all the time.
     Pipeline,
+    /// The groups of so many steps are sampled, then these steps are taken.
+    Conventional,
+    /// The groups of the next phase are sampled while those of this one are trained.
+    OneStepOff,
 }
 
 /// Which timely workers do what (`[workers]`). One index in both roles shares that worker between them.
@@ -309,15 +329,20 @@ impl Spec {
 
     /// The operators' share of the configuration, for a run that starts at nothing.
     pub fn plan(&self) -> Plan {
-        let ScheduleKind::Pipeline = self.schedule.kind;
+        let schedule = match self.schedule.schedule() {
+            // No token of step k has a larger lag than k - 1: beyond the steps a bound promises nothing more.
+            Schedule::Pipeline { max_lag } => Schedule::Pipeline { max_lag: max_lag.min(self.steps) },
+            by_turns => by_turns,
+        };
+        // All of a phase is there before any of it is trained: what came first is what is short.
+        let by_turns = schedule.phase().is_some() && self.schedule.order == Order::Arrival;
         Plan {
             start: Start::default(),
             steps: self.steps,
             batch_groups: self.batch_groups(),
             group_size: self.batch.group_size as u32,
-            // No token of step k has a larger lag than k - 1: beyond the steps a bound promises nothing more.
-            schedule: Schedule::Pipeline { max_lag: self.schedule.max_lag.min(self.steps) },
-            order: self.schedule.order,
+            schedule,
+            order: if by_turns { Order::Shuffled } else { self.schedule.order },
             short_batch: self.schedule.short_batch,
             slots: self.generate.slots,
             generators: self.workers.generators.clone(),

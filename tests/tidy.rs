@@ -29,18 +29,23 @@ impl File {
         self.path.ends_with(".rs")
     }
 
+    fn is_cpp(&self) -> bool {
+        [".c", ".cc", ".cpp", ".cu", ".h", ".hpp"].iter().any(|end| self.path.ends_with(end))
+    }
+
     /// Whether it lies in the folder, or is the file, of one of these names.
     fn within(&self, places: &[&str]) -> bool {
         places.iter().any(|place| if place.ends_with('/') { self.path.starts_with(place) } else { self.path == *place })
     }
 }
 
-const RULES: [fn(&File) -> Vec<String>; 11] = [
+const RULES: [fn(&File) -> Vec<String>; 12] = [
     floors,
     homes,
     operators_alone,
     operator_dependencies,
     unsafe_code,
+    cpp,
     module_doc,
     length,
     words,
@@ -132,7 +137,7 @@ const HOMES: [(&str, &[&str]); 12] = [
 ];
 
 /// What knows nothing of timely.
-const FLOOR_0: [&str; 8] = [
+const FLOOR_0: [&str; 9] = [
     "src/kernel/",
     "operators/record.rs",
     "operators/fault.rs",
@@ -140,6 +145,7 @@ const FLOOR_0: [&str; 8] = [
     "operators/schedule.rs",
     "operators/lag.rs",
     "operators/select.rs",
+    "operators/start.rs",
     "operators/batch.rs",
 ];
 
@@ -204,14 +210,23 @@ fn unsafe_code(file: &File) -> Vec<String> {
     found.then(|| "has unsafe code".to_owned()).into_iter().collect()
 }
 
+/// What libtorch's bindings lack.
+fn cpp(file: &File) -> Vec<String> {
+    let strays = file.is_cpp() && !file.within(&["src/engine/torch/ops/"]);
+    strays.then(|| "is no home of C++".to_owned()).into_iter().collect()
+}
+
 fn module_doc(file: &File) -> Vec<String> {
-    let lacks = file.is_rust() && !file.text.starts_with("//! ");
+    let lacks = file.is_rust() && !file.text.starts_with("//! ") || file.is_cpp() && !file.text.starts_with("// ");
     lacks.then(|| "has no module doc on line 1".to_owned()).into_iter().collect()
 }
 
 fn length(file: &File) -> Vec<String> {
     let lines = file.text.lines().count();
-    (file.is_rust() && lines > 500).then(|| format!("has {lines} lines, more than 500")).into_iter().collect()
+    ((file.is_rust() || file.is_cpp()) && lines > 500)
+        .then(|| format!("has {lines} lines, more than 500"))
+        .into_iter()
+        .collect()
 }
 
 /// Words that always mean something for which the house has another.
@@ -425,6 +440,9 @@ fn planted_breaches_are_caught() {
     caught("operators/score.rs", "fn f() { crate::admit::admit() }", "knows the operator admit");
     caught("operators/Cargo.toml", "[dependencies]\ntimely = '1'\nserde = '1'\nrand = '1'\n", "depends on");
     caught("src/engine/torch/model.rs", "fn f() { unsafe { g() } }", "unsafe");
+    caught("src/engine/torch/kernels.cpp", "// Loops.\n", "no home of C++");
+    caught("src/engine/torch/ops/tiles.h", "#pragma once\n", "no module doc");
+    caught("src/engine/torch/ops/tiles.h", &format!("// Loops.{}", "\n".repeat(501)), "501 lines");
     caught("src/jobs/run.rs", &"\n".repeat(500), "501 lines");
     caught("src/jobs/run.rs", "fn f(max_staleness: u64) {}", "max_staleness: say lag");
     caught("operators/lag.rs", "struct ReplayEpisodes;", "ReplayEpisodes: say rollout");

@@ -161,7 +161,11 @@ impl Found {
 /// Opens the device; where that fails, says so and how the program is to end.
 fn open(at: &Where) -> Result<(), ExitCode> {
     device::set_threads(at.threads);
-    match device::parse(&at.device).and_then(device::open) {
+    let device = device::parse(&at.device).map_err(|error| {
+        eprintln!("{error}");
+        ExitCode::from(2)
+    })?;
+    match device::open(device) {
         Ok(()) => Ok(()),
         Err(error) => {
             eprintln!("{error}");

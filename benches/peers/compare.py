@@ -87,7 +87,7 @@ def median(runs: list[Facts], fact: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def line(figure: Figure, done: Facts | None) -> Facts:
+def line(row: Row, figure: Figure, done: Facts | None) -> Facts:
     """A line of the table; what was not measured is None."""
     runs: Runs = done["runs"] if done else {}
     mine = median(runs.get(figure.ours, []), figure.fact)
@@ -99,7 +99,7 @@ def line(figure: Figure, done: Facts | None) -> Facts:
     value = judged[figure.of]
     bounds = (figure.at_least is None or (value or 0.0) >= figure.at_least) and (figure.at_most is None or (value or 0.0) <= figure.at_most)
     aimed = figure.at_least is not None or figure.at_most is not None
-    same = not (done or {}).get("differs")
+    same = not differs(row, runs)
     shared = max((run.get("others_cores") or 0.0 for side in (figure.ours, figure.peer) for run in runs.get(side or "", [])), default=0.0)
     return {
         "figure": figure.title,
@@ -186,7 +186,7 @@ def main() -> None:
                 done[name] = record
                 with args.file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(record) + "\n")
-    lines = [line(figure, done.get(row.name)) for row in all_rows.values() for figure in row.figures]
+    lines = [line(row, figure, done.get(row.name)) for row in all_rows.values() for figure in row.figures]
     lines += done.get("log", {}).get("lines", [])
     text = markdown(lines, done.get("machine", {}).get("machine"))
     print(text)

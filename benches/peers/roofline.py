@@ -7,7 +7,8 @@ The shapes come from the model's config.json; the weights are random and each it
            at the end fewer and fewer run. A decode step costs the products of all linear layers at the number of rows that run then (timed at
            some numbers of rows, in between by interpolation), and the keys and values of the running sequences over the read rate of memory.
            `full_tok_s` is the products alone with all slots busy; `tok_s` has keys, values and the end; `with_prompts_tok_s` also the prompts' products.
-  train    The products forward, and of the two gradients, at as many rows as there are tokens, prompts too.
+  train    The products forward, and of the two gradients, at as many rows as there are tokens, prompts too; the output head's at those that
+           are trained.
 
 Two floors: `torch` times the products with torch, which lays bf16 weights out anew at each call; `machine` takes the larger of bytes of the
 weights over their read rate and operations over the rate of a large product. No attention, norm, softmax, sampling or Python is in either.
@@ -137,18 +138,19 @@ class Floors:
             "machine_tok_s": round(tokens / (machine + cache), 1),
         }
 
-    def train(self, tokens: int, most_rows: int = 2048) -> dict[str, Any]:
-        """`most_rows`: products are timed at no more; the head's at an eighth, so that its output stays small."""
+    def train(self, tokens: int, trained: int, most_rows: int = 2048) -> dict[str, Any]:
+        """Of all `tokens` and those that are `trained`. `most_rows`: products are timed at no more; the head's at an eighth, so that its output stays small."""
         torch, total = self.torch, 0.0
         best = self.rate
         for (out, into), times in [*((shape, self.shapes.layers) for shape in self.shapes.layer), (self.shapes.head, 1)]:
-            rows = min(tokens, most_rows // 8 if out > 16384 else most_rows)
+            wanted = trained if (out, into) == self.shapes.head else tokens
+            rows = min(wanted, most_rows // 8 if out > 16384 else most_rows)
             weight, x, dy = (torch.randn(shape).to(self.dtype) for shape in ((out, into), (rows, into), (rows, out)))
             products = (lambda: torch.nn.functional.linear(x, weight), lambda: dy @ weight, lambda: dy.t() @ x)
             seconds = [median_time(product) for product in products]
             best = max(best, 2 * rows * out * into / min(seconds))
-            total += sum(seconds) * times * tokens / rows
-        operations = 6 * tokens * self.shapes.weights()
+            total += sum(seconds) * times * wanted / rows
+        operations = 6 * (tokens * self.shapes.weights(head=False) + trained * self.shapes.head[0] * self.shapes.head[1])
         return {
             "processed_tokens": tokens,
             "products_s": round(total, 4),
@@ -181,7 +183,8 @@ def main() -> None:
         if args.what == "decode":
             floor = floors.decode([(len(r["prompt"]), r["tokens"]) for r in work["requests"]], args.slots)
         else:
-            floor = floors.train(sum(len(r["prompt"]) + len(r["tokens"]) for r in work["rollouts"]))
+            trained = sum(len(r["tokens"]) for r in work["rollouts"])
+            floor = floors.train(trained + sum(len(r["prompt"]) for r in work["rollouts"]), trained)
     rates = {"read_gb_s": floors.read, "read_weights_gb_s": floors.read_weights, "product_gflop_s": floors.rate}
     row = {"what": args.what, "dtype": args.dtype, "weights": floors.shapes.weights(), **{key: round(rate / 1e9, 1) for key, rate in rates.items()}}
     print(json.dumps({**row, **floor, "others_cores": [meanwhile.cores]}))

@@ -35,6 +35,45 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The same by turns: one phase at a time, and the next one while this one is trained.
+    #[test]
+    fn small_instances_by_turns_never_fail(seed in any::<u64>()) {
+        let instance = Instance::small(seed).by_turns();
+        let lag = run(instance, Reading::Right);
+        prop_assert!(lag.is_ok_and(|lag| lag <= instance.max_lag), "{instance:?}: {lag:?}");
+    }
+}
+
+/// Catches a schedule by turns that is stricter than it says, or whose largest lag is not that of its formula.
+#[test]
+fn the_bound_by_turns_is_reached() {
+    let reached = |ahead: u64| {
+        let instances = (0..4000).map(|seed| Instance::small(seed).by_turns());
+        let of_kind = instances.filter(|i| i.phase.is_some_and(|phase| i.max_lag + 1 == ahead * phase));
+        of_kind.filter(|instance| run(*instance, Reading::Right) == Ok(instance.max_lag)).count()
+    };
+    let [conventional, one_step_off] = [1, 2].map(reached);
+    assert!(conventional > 500 && one_step_off > 100, "{conventional} {one_step_off} of about 2000");
+}
+
+/// Nothing passes the frontier before the phase is trained: the capability waits at its end for what may be returned.
+#[test]
+fn a_phase_that_is_whole_when_the_frontier_passes_is_caught() {
+    let one = |i: Instance| Instance { batch: 1, start: 0, phase: Some(1), max_lag: 0, prompts: 100, ..i };
+    assert_eq!(failure(Reading::WholeWhenPassed, |i| one(i.by_turns())), Failure::Stuck);
+}
+
+/// A discarded group has arrived too, and another takes its place.
+#[test]
+fn a_phase_that_is_whole_when_as_many_arrived_is_caught() {
+    let few = |i: Instance| Instance { batch: 1, start: 0, phase: Some(2), max_lag: 1, prompts: 100, discards: 50, ..i };
+    let failed = failure(Reading::WholeWhenFull, |i| few(i.by_turns()));
+    assert!(matches!(failed, Failure::Stuck | Failure::Bound | Failure::NotWhole), "{failed:?}");
+}
+
 /// Catches a rule that is stricter than it says: the largest lag is reached in many instances, and never passed.
 #[test]
 fn the_bound_is_reached() {
@@ -152,6 +191,44 @@ fn selection_by_hand() {
     assert_eq!(selector.choose(), Choice::Step(vec!["due at 2, last", "due at 3"]), "a discard leaves one place free");
     assert_eq!(selector.arrive(2, 0, 9, "late"), Err(Breach::Late { number: 9, due: 2, next: 3 }));
     assert_eq!(selector.discard(3, 5, 9), Err(Breach::Stamp { number: 9, due: 3, earlier: 5, seen: 4 }));
+}
+
+/// By hand: a phase's groups are due at its end, and so is the one that takes a returned place.
+#[test]
+fn admission_by_turns_by_hand() {
+    let dues = |admission: &mut Admission| {
+        std::iter::from_fn(|| admission.admit()).map(|h| (h.due, h.earlier, h.oldest)).collect::<Vec<_>>()
+    };
+    // Phases of two steps, one group a step.
+    let mut turns = Admission::new(Schedule::Conventional { steps: 2 }, Start::default(), 9, 1);
+    assert_eq!((dues(&mut turns), turns.cap()), (vec![(2, 0, 0); 2], Some(2)));
+    turns.see(1);
+    assert!(turns.admit().is_none(), "in the middle of a phase");
+    turns.returned();
+    assert_eq!(dues(&mut turns), [(2, 0, 0)], "another takes the place of a discarded one");
+    turns.see(2);
+    assert_eq!((dues(&mut turns), turns.cap()), (vec![(4, 3, 2); 2], Some(4)));
+    let mut off = Admission::new(Schedule::OneStepOff { steps: 2 }, Start::default(), 9, 1);
+    assert_eq!((dues(&mut off), off.cap()), (vec![(2, 0, 0), (2, 0, 0), (4, 2, 0), (4, 2, 0)], Some(4)));
+    off.see(2);
+    assert_eq!(dues(&mut off), [(6, 4, 2), (6, 4, 2)]);
+}
+
+/// By hand, by turns: nothing is trained before all of the phase is there, and then not in the order of arrival.
+#[test]
+fn selection_by_turns_by_hand() {
+    let mut selector = Selector::new(Start::default(), 8, 1, Order::Shuffled).by_turns();
+    for number in [3, 0, 1] {
+        selector.arrive(4, 0, number, number).unwrap();
+        assert_eq!(selector.choose(), Choice::Wait(Wait::Forced));
+    }
+    selector.discard(4, 0, 2).unwrap();
+    assert_eq!(selector.choose(), Choice::Wait(Wait::Forced), "another is to come in its place");
+    selector.arrive(4, 0, 4, 4).unwrap();
+    let batches: Vec<_> = (0..4).map(|_| selector.choose()).collect();
+    let Choice::Step(first) = &batches[0] else { panic!("{batches:?}") };
+    assert!(batches.iter().all(|batch| matches!(batch, Choice::Step(_))) && *first != [3], "{batches:?}");
+    assert_eq!(selector.choose(), Choice::Wait(Wait::Any));
 }
 
 /// By hand: the capability stays while the budget is used up, and a returned place is used at the current due.

@@ -137,7 +137,7 @@ impl Progress {
             micro_batch_tokens: spec.learn.micro_batch_tokens as u64,
         };
         let shared = Arc::new(Mutex::new(state));
-        let progress = Progress { bar, plain, shared, counters, bound: spec.schedule.max_lag };
+        let progress = Progress { bar, plain, shared, counters, bound: spec.schedule.schedule().bound() };
         if progress.counters.rewards.is_some() {
             let watched = progress.clone();
             std::thread::spawn(move || while watched.watch() {});

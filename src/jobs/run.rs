@@ -12,6 +12,7 @@ use crate::jobs::{Output, say, signals};
 use crate::spec::{EngineKind, Spec};
 use crate::store::RunFolder;
 use std::path::Path;
+use tidegate_operators::schedule::Schedule;
 
 /// Trains as the specification says and reports.
 ///
@@ -108,6 +109,20 @@ fn offer(taken: &RunFolder, path: &Path) {
     ));
 }
 
+/// How generation and training overlap, for a person.
+fn schedule(schedule: Schedule) -> String {
+    let bound = schedule.bound();
+    match schedule {
+        Schedule::Pipeline { .. } => format!("pipeline, max lag {bound} steps, weights in flight"),
+        Schedule::Conventional { steps } => {
+            format!("conventional: rollouts of {steps} steps, then these steps; max lag {bound} steps")
+        }
+        Schedule::OneStepOff { steps } => {
+            format!("one step off: rollouts of the next {steps} steps while these are trained; max lag {bound} steps")
+        }
+    }
+}
+
 /// What the run will do, in a few lines.
 pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
     let tasks: Vec<String> = match &spec.data {
@@ -122,7 +137,7 @@ pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
     format!(
         "run       {}\nmodel     {model}: {}, {}\nprompts   {}\n\
          step      {} rollouts = {} groups of {}; {} steps\n\
-         schedule  pipeline, max lag {} steps, weights in flight\n\
+         schedule  {}\n\
          workers   generate on {:?} ({} slots, {} thread each), train on {:?} ({} thread)",
         spec.output.display(),
         engine.describe(),
@@ -132,7 +147,7 @@ pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
         spec.batch_groups(),
         spec.batch.group_size,
         spec.steps,
-        spec.schedule.max_lag,
+        schedule(spec.schedule.schedule()),
         w.generators,
         spec.generate.slots,
         w.generator_threads,

@@ -78,7 +78,7 @@ impl Summary {
             reward_last: reward(&sealed.rewards[steps - tenth..]),
             lag_mean: a_token(sealed.lag),
             lag_max: sealed.lag_max,
-            lag_bound: spec.schedule.max_lag,
+            lag_bound: spec.schedule.schedule().bound(),
             ess_mean: a_token(sealed.ess),
             ess_min: sealed.ess_min,
             waited_forced: sealed.wait_forced_ns as f64 / wall,

@@ -1,6 +1,6 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, EngineKind, Spec};
+use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec};
 use crate::engine::spec::{Dtype, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::aggregation::Aggregation;
@@ -15,6 +15,7 @@ const MOST_THREADS: u16 = 128;
 impl Spec {
     pub(super) fn validate(&self) -> Result<()> {
         self.validate_batch()?;
+        self.validate_schedule()?;
         self.validate_workers()?;
         let g = &self.generate;
         if g.top_k != 0 {
@@ -82,6 +83,26 @@ impl Spec {
             return Err(Error::config("generate.slots", self.generate.slots, why));
         }
         Ok(())
+    }
+
+    /// A key of the schedule of another kind would be without effect.
+    fn validate_schedule(&self) -> Result<()> {
+        let (given, default) = (&self.schedule, ScheduleSpec::default());
+        match given.kind {
+            ScheduleKind::Pipeline if given.steps != default.steps => {
+                let why = "is of `conventional` and `one_step_off`; a pipeline is bounded by schedule.max_lag";
+                Err(Error::config("schedule.steps", given.steps, why))
+            }
+            ScheduleKind::Conventional | ScheduleKind::OneStepOff if given.max_lag != default.max_lag => {
+                let why = "is of a pipeline; by turns schedule.steps bounds the lag";
+                Err(Error::config("schedule.max_lag", given.max_lag, why))
+            }
+            ScheduleKind::Conventional | ScheduleKind::OneStepOff if !(1..=MOST_STEPS).contains(&given.steps) => {
+                let why = format!("a phase has at least 1 step, at most {MOST_STEPS}");
+                Err(Error::config("schedule.steps", given.steps, why))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn validate_workers(&self) -> Result<()> {
@@ -244,6 +265,18 @@ mod tests {
             ("model.path=''", "model.path = \"\": name a model's folder: config.json, model.safetensors, tokenizer.json"),
             ("generate.stop=['']", "generate.stop = [\"\"]: an empty string would end every rollout"),
             ("steps=0", "steps = 0: at least 1 step"),
+            (
+                "schedule.steps=2",
+                "schedule.steps = 2: is of `conventional` and `one_step_off`; a pipeline is bounded by schedule.max_lag",
+            ),
+            (
+                "schedule={kind='conventional',max_lag=2}",
+                "schedule.max_lag = 2: is of a pipeline; by turns schedule.steps bounds the lag",
+            ),
+            (
+                "schedule={kind='one_step_off',steps=0}",
+                "schedule.steps = 0: a phase has at least 1 step, at most 1099511627776",
+            ),
         ] {
             assert_eq!(refused(set), message);
         }

@@ -15,6 +15,7 @@ mod resume;
 mod rewards;
 mod run;
 mod running;
+mod schedules;
 mod sft;
 mod signals;
 mod soak;

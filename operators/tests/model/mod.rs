@@ -32,6 +32,8 @@ pub enum Failure {
 pub struct Instance {
     pub batch: u64,
     pub max_lag: u64,
+    /// By turns of so many steps.
+    pub phase: Option<u64>,
     pub start: Version,
     pub steps: Step,
     pub prompts: u64,
@@ -51,17 +53,34 @@ pub struct Draws(pub u64);
 
 impl Draws {
     pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
+        z ^ (z >> 31)
     }
 }
 
 impl Instance {
     pub fn schedule(&self) -> Schedule {
-        Schedule::Pipeline { max_lag: self.max_lag }
+        match self.phase {
+            None => Schedule::Pipeline { max_lag: self.max_lag },
+            Some(steps) if self.max_lag < steps => Schedule::Conventional { steps },
+            Some(steps) => Schedule::OneStepOff { steps },
+        }
+    }
+
+    /// The same by turns, of phases of one to four steps.
+    pub fn by_turns(self) -> Self {
+        let mut draws = Draws(self.seed ^ 0x7a5e);
+        let (phase, ahead) = (1 + draws.below(4), 1 + draws.below(2));
+        let order = if draws.below(2) == 0 { Order::Shuffled } else { Order::Admission };
+        let room = 1 + draws.below(2 * self.batch * phase);
+        Instance { phase: Some(phase), max_lag: ahead * phase - 1, order, room, ..self }
     }
 
     /// Small enough that every corner is met often.
@@ -73,6 +92,7 @@ impl Instance {
         Instance {
             batch,
             max_lag,
+            phase: None,
             start,
             steps,
             prompts: if draws.below(3) == 0 { draws.below(12) } else { 1_000_000 },
@@ -100,7 +120,10 @@ impl Rule {
         Rule {
             reading,
             admission: Admission::new(instance.schedule(), start.clone(), steps, batch),
-            selector: Selector::new(start.clone(), steps, batch, order),
+            selector: match instance.phase {
+                None => Selector::new(start.clone(), steps, batch, order),
+                Some(_) => Selector::new(start.clone(), steps, batch, order).by_turns(),
+            },
             reference: Reference::new(instance, start, reading),
         }
     }
@@ -280,6 +303,12 @@ impl Run {
         held.chain(self.rule.cap()).min()
     }
 
+    /// The newest version that generators take.
+    fn loadable(&self) -> Version {
+        let versions = (0..=self.published).rev();
+        versions.into_iter().find(|version| self.instance.schedule().swaps(*version)).unwrap_or(0)
+    }
+
     fn room(&self) -> bool {
         let waiting =
             if self.rule.reading == Reading::RoomCountsWaiting { self.travelling.len() + self.waiting.len() } else { 0 };
@@ -300,7 +329,7 @@ impl Run {
         may(admits && self.prompts > 0, 2, Move::Admit);
         may(admits && self.prompts == 0, 2, Move::NoPrompt);
         for generator in 0..2 {
-            may(self.loaded[generator] < self.published, 3 + generator, Move::Load(generator));
+            may(self.loaded[generator] < self.loadable(), 3 + generator, Move::Load(generator));
         }
         for (index, group) in self.running.iter().enumerate() {
             let fresh = self.loaded[group.generator] >= group.header.oldest || self.rule.reading == Reading::EarlySampling;
@@ -332,7 +361,11 @@ impl Run {
                 self.running.push(Running { header, tokens: Vec::new(), length, generator: (header.number % 2) as usize });
             }
             Move::NoPrompt => self.rule.end(),
-            Move::Load(generator) => self.loaded[generator] += 1 + self.draws.below(self.published - self.loaded[generator]),
+            Move::Load(generator) => {
+                let newer = (self.loaded[generator] + 1)..=self.loadable();
+                let newer: Vec<Version> = newer.filter(|version| self.instance.schedule().swaps(*version)).collect();
+                self.loaded[generator] = newer[self.draws.below(newer.len() as u64) as usize];
+            }
             Move::Sample(index) => {
                 let group = &mut self.running[index];
                 group.tokens.push(self.loaded[group.generator]);

@@ -1,7 +1,7 @@
 //! The lag rule as its definitions say, by scanning all there ever was: what the counting one must equal, and, misread, what
 //! the model must catch.
 
-use super::{Failure, Instance};
+use super::{Draws, Failure, Instance};
 use tidegate_operators::lag::Header;
 use tidegate_operators::plan::Order;
 use tidegate_operators::record::{Step, Version};
@@ -34,6 +34,10 @@ pub enum Reading {
     TwoSelectors,
     /// On a resume, what the runs before trained is not counted.
     CountersFromZero,
+    /// By turns, a phase is whole once the frontier has passed it.
+    WholeWhenPassed,
+    /// By turns, a phase is whole once as many groups arrived as its steps train.
+    WholeWhenFull,
 }
 
 pub struct Reference {
@@ -42,6 +46,8 @@ pub struct Reference {
     pub seen: Version,
     pub live: u64,
     pub prompts_ended: bool,
+    /// Of the groups admitted now, by turns.
+    due: Step,
     start: Start,
     /// Number and due of every group since the start, those that waited then first, in order of admission.
     groups: Vec<(u64, Step)>,
@@ -64,6 +70,7 @@ impl Reference {
             seen: start.version,
             live: 0,
             prompts_ended: false,
+            due: 0,
             groups: start.waiting.iter().map(|(due, number)| (*number, *due)).collect(),
             next: start.version + 1,
             frontier: Some(0),
@@ -71,9 +78,11 @@ impl Reference {
             waiting: Vec::new(),
             trained: Vec::new(),
             discarded: Vec::new(),
-            bounds: vec![u64::MAX; (instance.steps + instance.max_lag + 2) as usize],
+            bounds: vec![u64::MAX; (instance.steps + 2 * (instance.max_lag + 2)) as usize],
         };
         reference.live = reference.before() + start.waiting.len() as u64;
+        let waiting = start.waiting.iter().map(|(due, _)| *due).max().unwrap_or(0);
+        reference.due = waiting.max(reference.phase_of(reference.live));
         reference
     }
 
@@ -88,15 +97,27 @@ impl Reference {
     }
 
     fn due(&self) -> Step {
-        self.seen + self.instance.max_lag + 1
+        if self.instance.phase.is_some() { self.due } else { self.seen + self.instance.max_lag + 1 }
+    }
+
+    /// The end of the phase that the place after `live` others belongs to, or of the one that runs.
+    fn phase_of(&self, live: u64) -> Step {
+        let Some(phase) = self.instance.phase else { return 0 };
+        (live / (phase * self.instance.batch)).max(self.seen / phase) * phase + phase
     }
 
     fn budget(&self) -> u64 {
-        self.due().min(self.instance.steps) * self.instance.batch
+        let last = match self.instance.phase {
+            None => self.due(),
+            // One phase at a time, or the next one too.
+            Some(phase) => (self.seen / phase) * phase + self.instance.max_lag + 1,
+        };
+        last.min(self.instance.steps) * self.instance.batch
     }
 
     pub fn see(&mut self, version: Version) {
         self.seen = self.seen.max(version);
+        self.due = self.due.max(self.phase_of(0));
     }
 
     pub fn cap(&self) -> Option<Step> {
@@ -116,12 +137,13 @@ impl Reference {
     pub fn admit(&mut self) -> Header {
         let admitted = self.groups.len() - self.start.waiting.len();
         let new = |after: usize| self.start.next + after as u64;
+        self.due = self.due.max(self.phase_of(self.live));
         let number = self.start.again.get(admitted).copied().unwrap_or_else(|| new(admitted - self.start.again.len()));
         let due = self.due();
         let earlier = self.before() + self.groups.iter().filter(|(_, other)| *other < due).count() as u64;
         self.live += 1;
         self.groups.push((number, due));
-        Header { number, due, earlier, oldest: self.seen }
+        Header { number, due, earlier, oldest: due.saturating_sub(self.instance.max_lag + 1) }
     }
 
     pub fn arrive(&mut self, header: Header, discarded: bool) {
@@ -177,26 +199,49 @@ impl Reference {
         let accounted = self.frontier.is_none()
             && self.ended == Some((self.waiting.len() + self.trained.len() + self.discarded.len()) as u64);
         if (self.waiting.len() as u64) < self.instance.batch || self.next > self.instance.steps {
-            let place = |g: &Header| self.groups.iter().position(|(number, _)| *number == g.number);
-            let place = |g: &Header| if self.instance.order == Order::Admission { place(g) } else { None };
             return Ok(match (accounted, self.waiting.is_empty()) {
                 (false, _) => Choice::Wait(Wait::Any),
                 (true, true) => Choice::Done,
                 (true, false) => {
                     let mut batch = self.waiting.clone();
-                    batch.sort_by_key(place);
+                    batch.sort_by_key(|group| self.key(group));
                     Choice::Last(self.train(batch)?)
                 }
             });
         }
         let batch = match (self.reading, self.instance.order) {
             (Reading::TwoSelectors, _) => self.halves(),
-            (_, Order::Arrival) => self.forced()?,
+            (_, Order::Arrival | Order::Shuffled) => self.forced()?,
             (_, Order::Admission) => self.in_order(),
         };
         match batch {
             Some(batch) => Ok(Choice::Step(self.train(batch)?)),
             None => Ok(Choice::Wait(Wait::Forced)),
+        }
+    }
+
+    /// What free places go by, among those that wait in order of arrival.
+    fn key(&self, group: &Header) -> u64 {
+        let place = self.groups.iter().position(|(number, _)| *number == group.number).unwrap_or(0) as u64;
+        match self.instance.order {
+            Order::Arrival => 0,
+            Order::Admission => place,
+            // As SplitMix64 mixes it.
+            Order::Shuffled => Draws(place.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(),
+        }
+    }
+
+    /// Whether a group may be trained now: by turns, if all that is due with it or before is there.
+    fn whole(&self, due: Step) -> bool {
+        let Some(phase) = self.instance.phase else { return true };
+        let waiting = Self::count(&self.waiting, due);
+        match self.reading {
+            Reading::WholeWhenPassed => self.frontier.is_none_or(|frontier| frontier > due),
+            Reading::WholeWhenFull => {
+                let here = |groups: &[Header]| groups.iter().filter(|group| group.due == due).count() as u64;
+                here(&self.waiting) + here(&self.trained) + here(&self.discarded) >= phase * self.instance.batch
+            }
+            _ => self.bound(due).saturating_sub(self.trained(due)) == waiting,
         }
     }
 
@@ -208,7 +253,11 @@ impl Reference {
         // From the newest waiting due on, any B do.
         let newest = self.waiting.iter().map(|group| group.due).max().unwrap_or(0);
         let mut batch: Vec<Header> = Vec::new();
-        let mut rest = self.waiting.clone();
+        let mut rest: Vec<Header> = self.waiting.iter().filter(|group| self.whole(group.due)).copied().collect();
+        rest.sort_by_key(|group| self.key(group));
+        if (rest.len() as u64) < self.instance.batch {
+            return Ok(None);
+        }
         for due in self.next..newest.min(looked_at) {
             while Self::count(&batch, due) < self.need(due) {
                 let earliest = (0..rest.len()).filter(|index| rest[*index].due <= due).min_by_key(|index| rest[*index].due);
@@ -227,6 +276,10 @@ impl Reference {
         let numbers = numbers.filter(|number| !done(*number)).take(self.instance.batch as usize);
         let batch: Vec<Header> =
             numbers.map_while(|number| self.waiting.iter().find(|group| group.number == number).copied()).collect();
+        let whole: Vec<&Header> = self.waiting.iter().filter(|group| self.whole(group.due)).collect();
+        if whole.len() < batch.len() || batch.iter().any(|group| !self.whole(group.due)) {
+            return None;
+        }
         (batch.len() as u64 == self.instance.batch).then_some(batch)
     }
 

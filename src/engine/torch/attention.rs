@@ -18,10 +18,10 @@ pub fn causal(x: &Tensor, at: &Positional, heads: Heads, shape: [i64; 2]) -> Res
     Ok(y.f_transpose(1, 2)?.f_reshape([shape[0] * shape[1], heads.heads * heads.head_dim])?)
 }
 
-/// What all layers of a step share: where its rows belong, and on other devices than the CPU what follows from it, made and copied
+/// What all layers of a decode step share: where its rows belong, and on other devices than the CPU what follows from it, made and copied
 /// there once.
 #[derive(Debug)]
-pub struct Step<'a> {
+pub struct DecodeStep<'a> {
     places: &'a Places,
     there: Option<There>,
 }
@@ -41,28 +41,25 @@ struct There {
     longest: i64,
     /// The first row's slot, where each row has the slot after that of the row before.
     neighbours: Option<i64>,
-    /// One more than the largest slot.
-    slots_end: i64,
 }
 
-impl<'a> Step<'a> {
-    /// A step of rows like `x` (`[rows, ..]`), whose queries and keys are of `kind`, at their places, under the cosines and sines of a `Positional`.
+impl<'a> DecodeStep<'a> {
+    /// A decode step of rows like `x` (`[rows, ..]`), whose queries and keys are of `kind`, at their places, under the cosines and sines of a `Positional`.
     ///
     /// # Errors
     /// Places that no table has, or not enough memory.
-    pub fn new(x: &Tensor, kind: Kind, places: &'a Places, [cos, sin]: [&Tensor; 2]) -> Result<Step<'a>> {
+    pub fn new(x: &Tensor, kind: Kind, places: &'a Places, [cos, sin]: [&Tensor; 2]) -> Result<DecodeStep<'a>> {
         if ffi::has_kernels(x) {
-            return Ok(Step { places, there: None });
+            return Ok(DecodeStep { places, there: None });
         }
-        let (slots, positions) = (Vec::<i64>::try_from(&places.slots)?, Vec::<i64>::try_from(&places.positions)?);
-        let inside = |all: &[i64], end: i64| all.iter().all(|place| (0..end).contains(place));
-        let fits = inside(&slots, i64::MAX) && inside(&positions, cos.size2()?.0) && slots.len() == positions.len();
-        ffi::fits(fits && x.size2()?.0 >= slots.len() as i64, "places", &places.slots)?;
+        ffi::fits(places.fit(x.size2()?.0, i64::MAX, cos.size2()?.0), "places", places.slots())?;
+        let (slots, positions) = (Vec::<i64>::try_from(places.slots())?, Vec::<i64>::try_from(places.positions())?);
         let longest = positions.iter().max().map_or(1, |last| last + 1);
         let n = slots.len() as i64;
         let device = x.device();
         // One copy that does not wait for what is under way on the device.
-        let both = Tensor::f_cat(&[&places.slots, &places.positions], 0)?.f_to_device_(device, Kind::Int64, true, false)?;
+        let both =
+            Tensor::f_cat(&[places.slots(), places.positions()], 0)?.f_to_device_(device, Kind::Int64, true, false)?;
         let positions = both.f_narrow(0, n, n)?;
         let of_rows = |table: &Tensor| table.f_index_select(0, &positions)?.f_unsqueeze(1);
         let later = Tensor::f_arange(longest, (Kind::Int64, device))?.f_gt_tensor(&positions.f_unsqueeze(1)?)?;
@@ -74,10 +71,9 @@ impl<'a> Step<'a> {
             mask: mask.f_view([n, 1, 1, longest])?,
             longest,
             neighbours: slots.first().copied().filter(|first| slots.iter().copied().eq(*first..first + n)),
-            slots_end: slots.iter().max().map_or(0, |last| last + 1),
             positions,
         };
-        Ok(Step { places, there: Some(there) })
+        Ok(DecodeStep { places, there: Some(there) })
     }
 }
 
@@ -85,10 +81,14 @@ impl<'a> Step<'a> {
 ///
 /// # Errors
 /// As there.
-pub fn attend(x: &Tensor, at: &Positional, heads: Heads, cache: [&Tensor; 2], step: &Step) -> Result<Tensor> {
+pub fn attend(x: &Tensor, at: &Positional, heads: Heads, cache: [&Tensor; 2], step: &DecodeStep) -> Result<Tensor> {
     match &step.there {
         None => ffi::attend(x, at, heads, cache, step.places),
-        Some(there) => there.attend(x, at, heads, cache),
+        Some(there) => {
+            let (slots, _, length, _) = cache[0].size4()?;
+            ffi::fits(step.places.fit(x.size2()?.0, slots, length), "places", step.places.slots())?;
+            there.attend(x, at, heads, cache)
+        }
     }
 }
 
@@ -96,8 +96,6 @@ impl There {
     fn attend(&self, x: &Tensor, at: &Positional, heads: Heads, cache: [&Tensor; 2]) -> Result<Tensor> {
         let Heads { heads, kv_heads, head_dim, eps } = heads;
         let ((all_rows, _), rows) = (x.size2()?, self.slots.size1()?);
-        let (slots, _, length, _) = cache[0].size4()?;
-        ffi::fits(self.slots_end <= slots && self.longest <= length, "places", &self.slots)?;
         let projected = x.f_narrow(0, 0, rows)?.f_view([rows, heads + 2 * kv_heads, head_dim])?;
         let turned = projected.f_narrow(1, 0, heads + kv_heads)?;
         let turned = match (at.q_norm, at.k_norm) {
@@ -146,7 +144,7 @@ mod tests {
         Weight { value: (Tensor::rand([n], (Kind::Float, Device::Cpu)) + 0.5).to_kind(kind), gradient: None }
     }
 
-    /// `ones` and their gradients by `run`, whose output's gradient is drawn.
+    /// What `run` gives, and the gradients of `x` and of the norms where that of its output is some waves.
     fn with_gradients(x: &Tensor, norms: &[Weight], run: impl Fn(&Tensor) -> Tensor) -> Vec<Tensor> {
         let x = x.detach().set_requires_grad(true);
         norms.iter().for_each(|norm| drop(norm.gradient.as_ref().unwrap().shallow_clone().zero_()));
@@ -174,8 +172,8 @@ mod tests {
                     let at = Positional { q_norm: norms.first(), k_norm: norms.get(1), cos: &cos, sin: &sin };
                     let run = |x: &Tensor| causal(x, &at, heads, [b, t]).unwrap();
                     let right = ffi::plainly(|| with_gradients(&x, &norms, run));
-                    let plain_products = (b * kv_heads == 1)
-                        .then(|| ffi::without_small_products(|| with_gradients(&x, &norms, run)));
+                    let plain_products =
+                        (b * kv_heads == 1).then(|| ffi::without_small_products(|| with_gradients(&x, &norms, run)));
                     for got in [Some(with_gradients(&x, &norms, run)), plain_products].into_iter().flatten() {
                         for (i, (got, right)) in got.iter().zip(&right).enumerate() {
                             let (got, right) = (got.to_kind(Kind::Float), right.to_kind(Kind::Float));
@@ -215,10 +213,10 @@ mod tests {
                 places.extend((0..19).map(|i| (1, 5 + i)));
                 places.extend((0..3).map(|i| (4, i)));
                 let (slots, positions): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
-                let places = Places { slots: Tensor::from_slice(&slots), positions: Tensor::from_slice(&positions) };
+                let places = Places::new(&slots, &positions).unwrap();
                 let x = Tensor::randn([slots.len() as i64 + 1, 10 * d], options).to_kind(kind);
                 let step = |[keys, values]: &[Tensor; 2]| {
-                    let step = Step::new(&x, x.kind(), &places, [&cos, &sin]).unwrap();
+                    let step = DecodeStep::new(&x, x.kind(), &places, [&cos, &sin]).unwrap();
                     attend(&x, &at, heads, [keys, values], &step).unwrap()
                 };
                 let (got, right) = (step(&ours), ffi::plainly(|| step(&theirs)));
@@ -242,8 +240,10 @@ mod tests {
             (Tensor::ones([4, 2], options), Tensor::ones([2, 1, 4, 2], options), Tensor::ones([1, 6], options));
         let at = Positional { q_norm: None, k_norm: None, cos: &table, sin: &table };
         for (slot, position) in [(2i64, 0i64), (-1, 0), (0, 4)] {
-            let places = Places { slots: Tensor::from_slice(&[slot]), positions: Tensor::from_slice(&[position]) };
-            let step = || attend(&x, &at, heads, [&cache, &cache], &Step::new(&x, x.kind(), &places, [&table, &table])?);
+            let step = || {
+                let places = Places::new(&[slot], &[position])?;
+                attend(&x, &at, heads, [&cache, &cache], &DecodeStep::new(&x, x.kind(), &places, [&table, &table])?)
+            };
             for error in [step().unwrap_err(), ffi::plainly(step).unwrap_err()] {
                 assert!(error.to_string().contains("places: "), "{error}");
             }

@@ -71,8 +71,8 @@ fn logits(policy: &Policy, model: &Model, dtype: Dtype, tokens: &[u32]) -> (Vec<
         Cache::new(&policy.config, 1, n, device::kind(dtype), Device::Cpu).map(|mut cache| cache.grow(n).map(|()| cache));
     let cache = cache.unwrap().unwrap();
     let positions: Vec<i64> = (0..n).collect();
-    let places = Places { slots: Tensor::from_slice(&vec![0i64; ids.len()]), positions: Tensor::from_slice(&positions) };
-    let hidden = model.step(&Tensor::from_slice(&ids), &places, &cache).unwrap();
+    let places = Places::new(&vec![0i64; ids.len()], &positions).unwrap();
+    let hidden = model.decode_step(&Tensor::from_slice(&ids), &places, &cache).unwrap();
     let rows = model.logits(&hidden).unwrap();
     let shape = rows.size().iter().map(|&n| n as usize).collect();
     let numbers = Vec::<f32>::try_from(rows.view([-1])).unwrap();

@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 
+/// The widest head that attention has scratch space for.
+const WIDEST_HEAD: i64 = 1024;
+
 /// What `model.path` names.
 const FOLDER: &str = "a model's folder: config.json, model.safetensors, tokenizer.json";
 
@@ -159,6 +162,9 @@ impl Config {
         }
         if config.head_dim % 2 != 0 {
             return Err(keys.refuse("head_dim", &format!("{} is odd, rotary embeddings need pairs", config.head_dim)));
+        }
+        if config.head_dim > WIDEST_HEAD {
+            return Err(keys.refuse("head_dim", &format!("{} is too wide, at most {WIDEST_HEAD} is right", config.head_dim)));
         }
         Ok(config)
     }

@@ -40,12 +40,12 @@ pub fn keep_memory() {
         unsafe extern "C" {
             fn mallopt(parameter: c_int, value: c_int) -> c_int;
         }
-        // Of malloc.h: one arena for all threads, since those of threads are bounded and what does not fit is mapped anew; no size that
-        // is mapped for itself; and the top of the heap stays.
+        // Of malloc.h: one arena for all threads, since those of threads are bounded and what does not fit is mapped anew; nothing that is
+        // mapped for itself (older versions take no threshold above 32 MiB, and this one all); and the top of the heap stays.
         const ARENA_MAX: c_int = -8;
-        const MMAP_THRESHOLD: c_int = -3;
+        const MMAP_MAX: c_int = -4;
         const TRIM_THRESHOLD: c_int = -1;
-        for (parameter, value) in [(ARENA_MAX, 1), (MMAP_THRESHOLD, c_int::MAX), (TRIM_THRESHOLD, c_int::MAX)] {
+        for (parameter, value) in [(ARENA_MAX, 1), (MMAP_MAX, 0), (TRIM_THRESHOLD, c_int::MAX)] {
             // SAFETY: sets a number of the allocator's, under its own lock; a value that it does not take is ignored.
             unsafe { mallopt(parameter, value) };
         }
@@ -146,6 +146,8 @@ unsafe extern "C" {
     fn tidegate_logits(out: *mut *mut c_void, hidden: Raw, w: Raw) -> Message;
     fn tidegate_choose(logits: Raw, draws: *const f64, temperature: f64, ids: *mut i64, logps: *mut f32) -> Message;
     fn tidegate_free(message: Message);
+    #[cfg(test)]
+    fn tidegate_threads() -> i64;
     #[cfg(test)]
     fn tidegate_plain(on: bool);
     #[cfg(test)]
@@ -368,11 +370,42 @@ pub fn head(hidden: &Tensor, weight: &Weight, ids: &Tensor, temperature: f64) ->
     made(|[out]| unsafe { tidegate_head(out, raw(hidden), raw(&weight.value), raw(dw), raw(ids), temperature) }).map(one)
 }
 
-/// Where the rows of a step belong: `slots` and `positions` are `[n]` i64 on the CPU, and rows of one sequence stand in order.
+/// Where the rows of a decode step belong. Rows of one sequence stand in order.
 #[derive(Debug)]
 pub struct Places {
-    pub slots: Tensor,
-    pub positions: Tensor,
+    /// `[n]` i64 on the CPU, both.
+    slots: Tensor,
+    positions: Tensor,
+    /// One more than the largest of each; 0 where there are none.
+    ends: [i64; 2],
+}
+
+impl Places {
+    /// The slot of each row, and its position there.
+    ///
+    /// # Errors
+    /// A place below 0, or not as many of one as of the other.
+    pub fn new(slots: &[i64], positions: &[i64]) -> Result<Places> {
+        let ends = [slots, positions].map(|all| all.iter().max().map_or(0, |last| last + 1));
+        let places = Places { slots: Tensor::f_from_slice(slots)?, positions: Tensor::f_from_slice(positions)?, ends };
+        let right = slots.len() == positions.len() && slots.iter().chain(positions).all(|&place| place >= 0);
+        fits(right, "places", &places.slots).map(|()| places)
+    }
+
+    /// `[n]` i64 on the CPU.
+    pub fn slots(&self) -> &Tensor {
+        &self.slots
+    }
+
+    /// `[n]` i64 on the CPU.
+    pub fn positions(&self) -> &Tensor {
+        &self.positions
+    }
+
+    /// Whether `rows` rows hold all of them, in a cache of so many slots of so many positions.
+    pub fn fit(&self, rows: i64, slots: i64, length: i64) -> bool {
+        self.slots.numel() as i64 <= rows && self.ends[0] <= slots && self.ends[1] <= length
+    }
 }
 
 /// On the CPU: puts keys and values of the first `n` rows of `x` (projections, as [`causal`]) into the cache (`[slots, kv_heads, length,
@@ -383,17 +416,12 @@ pub struct Places {
 pub fn attend(x: &Tensor, at: &Positional, heads: Heads, cache: [&Tensor; 2], places: &Places) -> Result<Tensor> {
     let [keys, values] = cache;
     let (slots, _, length, _) = keys.size4()?;
-    let inside = |tensor: &Tensor, most: i64| -> Result<bool> {
-        let all = Vec::<i64>::try_from(tensor)?;
-        Ok(all.iter().all(|&place| (0..most).contains(&place)))
-    };
-    let rows = places.slots.size1()?;
     let same = keys.size() == values.size() && keys.kind() == x.kind() && values.kind() == x.kind();
-    let enough = rows <= x.size2()?.0 && places.positions.size1()? == rows && at.cos.size().first() >= Some(&length);
+    let enough = at.cos.size().first() >= Some(&length);
     let width = x.size2()?.1 == (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
     let shape = keys.size4()?.1 == heads.kv_heads && keys.size4()?.3 == heads.head_dim;
     fits(same && enough && width && shape, "projections", x)?;
-    fits(inside(&places.slots, slots)? && inside(&places.positions, length)?, "places", &places.slots)?;
+    fits(places.fit(x.size2()?.0, slots, length), "places", &places.slots)?;
     let (qn, kn) = (value_of(at.q_norm), value_of(at.k_norm));
     let (slots, positions) = (raw(&places.slots), raw(&places.positions));
     let (x, cos, sin, keys, values) = (raw(x), raw(at.cos), raw(at.sin), raw(keys), raw(values));
@@ -440,3 +468,6 @@ pub fn fits(fits: bool, what: &str, tensor: &Tensor) -> Result<()> {
     let found = || Error::engine(what, format!("{:?} of {:?} does not fit", tensor.size(), tensor.kind()));
     if fits { Ok(()) } else { Err(found()) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -175,7 +175,7 @@ impl TorchGenerator {
     fn sample(&mut self, model: &Model, rows: &Rows) -> Result<Vec<(Choice, Option<f32>)>> {
         self.cache.grow(rows.longest())?;
         let tokens = rows.tokens()?.f_to_device(self.settings.device)?;
-        let hidden = model.step(&tokens, &rows.places()?, &self.cache)?;
+        let hidden = model.decode_step(&tokens, &rows.places()?, &self.cache)?;
         let sampled = rows.sampled();
         if sampled.is_empty() {
             return Ok(Vec::new());

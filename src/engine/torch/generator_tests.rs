@@ -166,8 +166,8 @@ fn new_weights_take_over_between_two_tokens_and_old_keys_stay() {
     let cache = Cache::new(&config, 1, 16, Kind::Float, device()).unwrap();
     let step = |model: &Model, from: usize, to: usize| {
         let positions: Vec<i64> = (from as i64..to as i64).collect();
-        let places = Places { slots: Tensor::from_slice(&vec![0i64; to - from]), positions: Tensor::from_slice(&positions) };
-        model.step(&Tensor::from_slice(&ids[from..to]).to_device(device()), &places, &cache).unwrap()
+        let places = Places::new(&vec![0i64; to - from], &positions).unwrap();
+        model.decode_step(&Tensor::from_slice(&ids[from..to]).to_device(device()), &places, &cache).unwrap()
     };
     let _ = step(&old, 0, 4);
     let mut by_hand = Vec::new();

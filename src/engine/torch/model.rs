@@ -5,7 +5,7 @@
 //! Sources: Touvron et al. 2023 (arXiv 2302.13971), Su et al. 2021 (rotary embeddings, arXiv 2104.09864), Ainslie et al. 2023
 //! (grouped queries, arXiv 2305.13245). Shapes: `b` sequences, `t` tokens, `d` hidden size, `V` vocabulary, `r` rows of a step.
 
-use crate::engine::torch::attention::{Step, attend, causal};
+use crate::engine::torch::attention::{DecodeStep, attend, causal};
 use crate::engine::torch::cache::Cache;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::ffi::{self, Blocks, Heads, Places, Positional, Weight};
@@ -222,16 +222,16 @@ impl Model {
         ffi::rms_norm(x, &self.norm, self.config.rms_norm_eps)
     }
 
-    /// One step over the cache: the last hidden states `[r, d]` of `tokens` (`[r]` i64), which are of several sequences, one or more
+    /// One decode step over the cache: the last hidden states `[r, d]` of `tokens` (`[r]` i64), which are of several sequences, one or more
     /// of each, at their `places`; rows behind those with a place compute along. No gradients.
     ///
     /// # Errors
     /// Whatever libtorch says.
-    pub fn step(&self, tokens: &Tensor, places: &Places, cache: &Cache) -> Result<Tensor> {
+    pub fn decode_step(&self, tokens: &Tensor, places: &Places, cache: &Cache) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps;
         let mut x = ffi::embedding(&self.embed_tokens, tokens)?;
         let kind = cache.kind();
-        let step = Step::new(&x, kind, places, [&self.rotary.cos, &self.rotary.sin])?;
+        let step = DecodeStep::new(&x, kind, places, [&self.rotary.cos, &self.rotary.sin])?;
         for (l, layer) in self.layers.iter().enumerate() {
             let qkv = layer.qkv_proj.of(&ffi::rms_norm(&x, &layer.input_layernorm, eps)?)?;
             let y = attend(&qkv, &self.positional(layer), self.heads, cache.layer(l), &step)?;

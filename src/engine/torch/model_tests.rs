@@ -29,7 +29,7 @@ fn far(a: &Tensor, b: &Tensor) -> f64 {
 }
 
 fn places(slots: &[i64], positions: &[i64]) -> Places {
-    Places { slots: Tensor::from_slice(slots), positions: Tensor::from_slice(positions) }
+    Places::new(slots, positions).unwrap()
 }
 
 /// Catches a step that is not the full forward pass, whatever form the weights are in and however tokens are spread over steps.
@@ -52,7 +52,7 @@ fn steps_over_the_cache_are_the_full_forward() {
             let ids: Vec<i64> = rows.iter().map(|&(of, _, t)| tokens[of][t]).collect();
             let (slots, positions): (Vec<i64>, Vec<i64>) = rows.iter().map(|&(_, slot, t)| (slot, t as i64)).unzip();
             cache.grow(6).unwrap();
-            let hidden = model.step(&there(Tensor::from_slice(&ids)), &places(&slots, &positions), &cache).unwrap();
+            let hidden = model.decode_step(&there(Tensor::from_slice(&ids)), &places(&slots, &positions), &cache).unwrap();
             let (logits, value) = (model.logits(&hidden).unwrap(), model.value(&hidden).unwrap().unwrap());
             for (row, &(of, _, t)) in (0..).zip(&rows) {
                 let at = (of * 6 + t) as i64;
@@ -73,7 +73,7 @@ fn a_model_that_loads_again_is_a_new_one() {
         let layout = Layout::of(&config, ValueHead::Present);
         let said = |model: &Model| {
             let cache = Cache::new(&config, 1, 16, Kind::BFloat16, device()).unwrap();
-            let hidden = model.step(&tokens, &places(&[0; 3], &[0, 1, 2]), &cache).unwrap();
+            let hidden = model.decode_step(&tokens, &places(&[0; 3], &[0, 1, 2]), &cache).unwrap();
             (model.logits(&hidden).unwrap(), model.value(&hidden).unwrap().unwrap())
         };
         let (mut model, other) = (random(&config, 1, form), random(&config, 2, form));
@@ -93,7 +93,7 @@ fn bf16_is_near() {
         let (tokens, places) = (there(Tensor::from_slice(&[3i64, 9, 27, 4])), places(&[0; 4], &[0, 1, 2, 3]));
         let logits = |kind: Kind| {
             let model = random(&config, 7, Form::Packed(kind));
-            model.logits(&model.step(&tokens, &places, &cache(kind)).unwrap()).unwrap()
+            model.logits(&model.decode_step(&tokens, &places, &cache(kind)).unwrap()).unwrap()
         };
         let (full, half) = (logits(Kind::Float), logits(Kind::BFloat16));
         let largest = full.abs().max().double_value(&[]);

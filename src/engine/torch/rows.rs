@@ -112,7 +112,7 @@ impl Rows {
     /// # Errors
     /// Not enough memory.
     pub fn places(&self) -> Result<Places> {
-        Ok(Places { slots: Tensor::f_from_slice(&self.slots)?, positions: Tensor::f_from_slice(&self.positions)? })
+        Places::new(&self.slots, &self.positions)
     }
 
     /// Says so to the sequences, once their keys and values are in the cache.

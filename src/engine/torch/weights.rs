@@ -105,7 +105,8 @@ fn shares(entries: &[Entry], most: usize) -> Vec<&[Entry]> {
 }
 
 fn hashes_of(bytes: &[u8], entries: &[Entry]) -> Result<Vec<(String, String)>> {
-    let place = |entry: &Entry| entry.offset as usize * size_of::<f32>()..(entry.offset + entry.len) as usize * size_of::<f32>();
+    let place =
+        |entry: &Entry| entry.offset as usize * size_of::<f32>()..(entry.offset + entry.len) as usize * size_of::<f32>();
     let hash = |entry: &Entry| {
         let part = bytes.get(place(entry)).ok_or_else(|| Error::engine(&entry.name, "weights shorter than the layout"))?;
         Ok((entry.name.clone(), short(&blake3::hash(part))))
@@ -181,7 +182,8 @@ mod tests {
             offset += len;
             entry
         });
-        let layout = Layout { entries: entries.to_vec(), total: offset, ..Layout::of(&tiny(Family::Llama), ValueHead::None) };
+        let layout =
+            Layout { entries: entries.to_vec(), total: offset, ..Layout::of(&tiny(Family::Llama), ValueHead::None) };
         let flat = Tensor::arange(offset, (Kind::Float, Device::Cpu)).sin();
         assert_eq!(shares(&layout.entries, 1), [&layout.entries[..]]);
         for most in 2..7 {

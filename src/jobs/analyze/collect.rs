@@ -6,6 +6,7 @@ use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::kernel::mean::Mean;
+use crate::spec::ScheduleSpec;
 use crate::store::schema::stop_text;
 use crate::store::view::Row;
 use crate::store::{Footer, Viewed};
@@ -109,7 +110,7 @@ impl Summed {
         let mut summed = Summed {
             path: part.path().to_owned(),
             notes: Vec::new(),
-            sums: Sums { lag: LagSums::new(max_lag(&footer)), ..Sums::default() },
+            sums: Sums { lag: LagSums::new(bound(&footer)), ..Sums::default() },
             interval: IntervalSums::default(),
         };
         if let Some(metrics) = &footer.metrics {
@@ -350,8 +351,9 @@ fn extend(range: &mut Option<(u64, u64)>, step: u64) {
     *range = Some((first.min(step), last.max(step)));
 }
 
-/// `schedule.max_lag` of the spec in the footer.
-fn max_lag(footer: &Footer) -> Option<u64> {
-    let spec: toml::Table = footer.info.spec.parse().ok()?;
-    u64::try_from(spec.get("schedule")?.get("max_lag")?.as_integer()?).ok()
+/// The bound on lag of the spec in the footer.
+fn bound(footer: &Footer) -> Option<u64> {
+    let mut spec: toml::Table = footer.info.spec.parse().ok()?;
+    let schedule: ScheduleSpec = spec.remove("schedule")?.try_into().ok()?;
+    Some(schedule.schedule().bound())
 }

@@ -80,7 +80,7 @@ pub struct Interval {
 /// Lag of trained tokens, steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Lag {
-    /// `schedule.max_lag` of the spec in the footer.
+    /// Of the schedule of the spec in the footer.
     pub bound: Option<u64>,
     pub mean: Option<f64>,
     pub max: Option<i64>,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::sampler::uniform;
-use crate::engine::spec::{LrSchedule, Sampling};
+use crate::engine::spec::{Dtype, LrSchedule, Sampling};
 use crate::engine::torch::checkpoint::tests::spread;
 use crate::engine::torch::config::{Family, tests::tiny};
 use crate::engine::torch::device::tests::device;
@@ -217,12 +217,15 @@ fn metrics_are_means_over_trained_tokens() {
     assert_eq!(learner.weights().unwrap().hashes(learner.layout()).unwrap(), metrics.weights);
 }
 
-/// The two halves of the engine are one policy: on rollouts that the learner's own weights sampled, every ratio is 1.
+/// The two halves of the engine are one policy: on rollouts that the learner's own weights sampled, every ratio is 1; in bf16, where
+/// each half rounds in places of its own, nearly.
 #[test]
 fn what_the_generator_samples_is_on_policy() {
-    for (family, temperature) in [(Family::Llama, 1.0), (Family::Qwen2, 0.7)] {
-        let mut learner = learner(family, &learning(Loss::default()), temperature);
-        let sampling = Sampling { slots: 5, max_tokens: 20, temperature, ..Sampling::default() };
+    let kinds = [(Dtype::Fp32, 2e-6, 1e-10), (Dtype::Bf16, 0.02, 5e-4)];
+    let families = [(Family::Llama, 1.0), (Family::Qwen2, 0.7)];
+    for ((family, temperature), (dtype, gap, kl)) in families.into_iter().flat_map(|one| kinds.map(|kind| (one, kind))) {
+        let mut learner = learner(family, &Learning { dtype, ..learning(Loss::default()) }, temperature);
+        let sampling = Sampling { slots: 5, max_tokens: 20, temperature, dtype, ..Sampling::default() };
         let (device, decode) = (device(), Box::new(|_: &[u32]| String::new()));
         let settings = Settings { device, sampling, seed: 3, eos: vec![2], decode, max_len: 40, worker: 0 };
         let mut generator = TorchGenerator::new(tiny(family), learner.layout().clone(), settings).unwrap();
@@ -238,7 +241,7 @@ fn what_the_generator_samples_is_on_policy() {
         sampled.iter_mut().for_each(|r| r.advantage = vec![1.0; r.tokens.len()]);
         let metrics = step(&mut learner, sampled).metrics;
         assert!(metrics.rollouts == 12 && metrics.tokens > 50, "{metrics:?}");
-        assert!(metrics.logp_gap < 2e-6 && metrics.kl_k3 < 1e-10 && metrics.ess > 0.999_999, "{metrics:?}");
+        assert!(metrics.logp_gap < gap && metrics.kl_k3 < kl && metrics.ess > 1.0 - 2.0 * kl.max(5e-7), "{metrics:?}");
     }
 }
 

@@ -89,9 +89,10 @@ template <class F> void both_and_factors(const Tensor &x, F f) {
 
 // The sequence `row` and the queries that share its key head `head`: x [t, width] to y [t, heads * d], and to logs [heads, t] the
 // logarithm of what each query's weights add up to. Tile by tile, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), but with a
-// whole row of scores at once: it fits into the cache beside a core.
+// whole row of scores at once, 64 floats a token of the sequence and as many weights, which a thread keeps for the next layer.
 template <class T, class E>
-void causal_head(const T *x, const T *q_norm, const T *k_norm, const Sequences &s, int64_t head, T *y, float *logs) {
+void causal_head(const T *x, const T *q_norm, const T *k_norm, const Sequences &s, int64_t head, T *y, float *logs,
+                 const SmallProduct<E> &small_product) {
   auto [heads, kv, d, eps] = s.h;
   auto width = s.h.width(), shared = heads / kv, tiles = s.tiles(), size = TILE * d;
   static thread_local std::vector<E> factors;
@@ -124,7 +125,7 @@ void causal_head(const T *x, const T *q_norm, const T *k_norm, const Sequences &
 // Its gradient: dx [t, width], and what it adds to those of the norms, [2, d].
 template <class T, class E>
 void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const Sequences &s, int64_t head, const T *y, const float *logs,
-                      const T *dy, T *dx, float *dnorms) {
+                      const T *dy, T *dx, float *dnorms, const SmallProduct<E> &small_product) {
   auto [heads, kv, d, eps] = s.h;
   auto width = s.h.width(), shared = heads / kv, tiles = s.tiles(), size = TILE * d;
   static thread_local std::vector<E> factors;
@@ -183,20 +184,21 @@ struct Causal : Function<Causal> {
   static Tensor forward(AutogradContext *ctx, Tensor x, optional<Tensor> q_norm, optional<Tensor> k_norm, optional<Tensor> dq_norm,
                         optional<Tensor> dk_norm, Tensor cos, Tensor sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d,
                         double eps) {
-    TORCH_CHECK(d <= WIDEST_HEAD, "heads of ", d, " are wider than ", WIDEST_HEAD);
-    TORCH_CHECK(x.is_contiguous(), "a tensor with gaps");
+    check_heads(x, q_norm, k_norm, cos, sin, heads, kv, d);
+    TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && x.size(0) == b * t && t <= cos.size(0), "projections of shape ", x.sizes());
     auto y = at::empty({b * t, heads * d}, x.options()), logs = at::empty({b, heads, t}, at::kFloat);
     Sequences s{b, t, Heads{heads, kv, d, static_cast<float>(eps)}, data<float>(cos), data<float>(sin)};
     both_and_factors(x, [&](auto zero, auto factor) {
       using T = decltype(zero);
       using E = decltype(factor);
+      SmallProduct<E> small_product;
       at::parallel_for(0, b * kv, 1, [&](int64_t from, int64_t to) {
         for (int64_t item = from; item < to; item++) {
           auto row = item / kv;
           causal_head<T, E>(data<T>(x) + row * t * s.h.width(), data<T>(q_norm), data<T>(k_norm), s, item % kv,
-                            y.data_ptr<T>() + row * t * heads * d, logs.data_ptr<float>() + row * heads * t);
+                            y.data_ptr<T>() + row * t * heads * d, logs.data_ptr<float>() + row * heads * t, small_product);
         }
-        release<E>();
+        small_product.release();
       });
     });
     ctx->save_for_backward({x, q_norm.value_or(Tensor()), k_norm.value_or(Tensor()), cos, sin, y, logs});
@@ -217,14 +219,15 @@ struct Causal : Function<Causal> {
     both_and_factors(x, [&](auto zero, auto factor) {
       using T = decltype(zero);
       using E = decltype(factor);
+      SmallProduct<E> small_product;
       at::parallel_for(0, b * kv, 1, [&](int64_t from, int64_t to) {
         for (int64_t item = from; item < to; item++) {
           auto row = item / kv, in = row * t * s.h.width(), out = row * t * heads * d;
           causal_head_back<T, E>(data<T>(x) + in, data<T>(q_norm), data<T>(k_norm), s, item % kv, data<T>(y) + out,
                                  data<float>(logs) + row * heads * t, data<T>(dy) + out, dx.data_ptr<T>() + in,
-                                 sums.data_ptr<float>() + at::get_thread_num() * 2 * d);
+                                 sums.data_ptr<float>() + at::get_thread_num() * 2 * d, small_product);
         }
-        release<E>();
+        small_product.release();
       });
     });
     auto add = [&](const char *name, int64_t from) {

@@ -8,11 +8,11 @@ namespace {
 // ---- the head: log-probability of the chosen id and entropy, from logits
 
 // Of one row: the largest logit over the temperature, and log of the sum of exponentials above it.
-struct Norm {
+struct Normaliser {
   float most, log_sum;
 };
 
-CLONES static Norm log_normaliser(const float *logits, int64_t vocabulary, float inverse_temperature) {
+CLONES static Normaliser log_normaliser(const float *logits, int64_t vocabulary, float inverse_temperature) {
   float most = logits[0];
   for (int64_t i = 1; i < vocabulary; i++) most = logits[i] > most ? logits[i] : most;
   most *= inverse_temperature;
@@ -27,7 +27,7 @@ CLONES static Norm log_normaliser(const float *logits, int64_t vocabulary, float
 }
 
 // -sum p log p, nats.
-CLONES static float entropy_of(const float *logits, int64_t vocabulary, float inverse_temperature, Norm norm) {
+CLONES static float entropy_of(const float *logits, int64_t vocabulary, float inverse_temperature, Normaliser norm) {
   double sum = 0;
   for (int64_t from = 0; from < vocabulary; from += 1024) {
     int64_t to = from + 1024 < vocabulary ? from + 1024 : vocabulary;
@@ -41,37 +41,43 @@ CLONES static float entropy_of(const float *logits, int64_t vocabulary, float in
   return static_cast<float>(-sum);
 }
 
-// d(g_logp * logp[id] + g_entropy * entropy) / d(logits), into `to`. The chosen id's own part is the caller's.
+// d(g_logp * logp[id] + g_entropy * entropy) / d(logits), into `to`, which may be where the logits are; each rounded once.
 template <class T>
-INLINE void head_back_row_(const float *logits, T *to, int64_t vocabulary, float inverse_temperature, Norm norm, float entropy, float g_logp,
-                           float g_entropy) {
+INLINE void head_back_row_(const float *logits, T *to, int64_t vocabulary, int64_t id, float inverse_temperature, Normaliser norm,
+                           float entropy, float g_logp, float g_entropy) {
+  float of_id = logits[id] * inverse_temperature - norm.most - norm.log_sum;
   for (int64_t i = 0; i < vocabulary; i++) {
     float logp = logits[i] * inverse_temperature - norm.most - norm.log_sum;
     put(to[i], -exp_(logp) * (g_logp + g_entropy * (logp + entropy)) * inverse_temperature);
   }
+  // Where the probability is near 1 what is left of its gradient is small, and must not be the difference of two rounded numbers.
+  put(to[id], (-std::expm1(of_id) * g_logp - exp_(of_id) * g_entropy * (of_id + entropy)) * inverse_temperature);
 }
 
-// The first id at which the cumulative probability exceeds u, in order of ids; the last one with a probability where rounding
-// leaves the sum below u. Probabilities are added in blocks.
-CLONES static int64_t draw_from(const float *logits, int64_t vocabulary, float inverse_temperature, Norm norm, double u) {
+// The first id at which the cumulative probability exceeds u, in order of ids; where rounding leaves the sum below u, the last one
+// that has a probability. Probabilities are added in blocks.
+CLONES static int64_t draw_from(const float *logits, int64_t vocabulary, float inverse_temperature, Normaliser norm, double u) {
   double below = 0;
-  int64_t last = 0;
+  int64_t end = vocabulary;
   for (int64_t from = 0; from < vocabulary; from += 256) {
     int64_t to = from + 256 < vocabulary ? from + 256 : vocabulary;
     float part = 0;
     for (int64_t i = from; i < to; i++) part += exp_(logits[i] * inverse_temperature - norm.most - norm.log_sum);
     if (u >= below + part) {
       below += part;
-      if (part > 1e-30f) last = to - 1;
       continue;
     }
     for (int64_t i = from; i < to; i++) {
       below += exp_(logits[i] * inverse_temperature - norm.most - norm.log_sum);
       if (u < below) return i;
     }
-    return to - 1;
+    // The sum by vectors was the larger one, by a rounding.
+    end = to;
+    break;
   }
-  return last;
+  for (int64_t i = end - 1; i > 0; i--)
+    if (exp_(logits[i] * inverse_temperature - norm.most - norm.log_sum) > 1e-30f) return i;
+  return 0;
 }
 
 CLONES static int64_t likeliest(const float *logits, int64_t vocabulary) {
@@ -83,15 +89,17 @@ CLONES static int64_t likeliest(const float *logits, int64_t vocabulary) {
 }
 
 #define ARGS(T)                                                                                                            \
-  (const float *logits, T *to, int64_t vocabulary, float inverse_temperature, Norm norm, float entropy, float g_logp, float g_entropy)
-BOTH(head_back_row, ARGS(float), ARGS(BFloat16), (logits, to, vocabulary, inverse_temperature, norm, entropy, g_logp, g_entropy))
+  (const float *logits, T *to, int64_t vocabulary, int64_t id, float inverse_temperature, Normaliser norm, float entropy, float g_logp,     \
+   float g_entropy)
+BOTH(head_back_row, ARGS(float), ARGS(BFloat16), (logits, to, vocabulary, id, inverse_temperature, norm, entropy, g_logp, g_entropy))
 #undef ARGS
 
 // ---- the output head
 
 Tensor logits_in_float(const Tensor &x, const Tensor &w, const optional<Tensor> &blocks) {
   if (blocks) return blocks_product(x, *blocks, std::nullopt, std::nullopt, at::kFloat);
-  return on_cpu(x) ? product(x, w).to(at::kFloat) : plain_product_in_float(x, w);
+  // Of bf16 no other product here gives sums that are not rounded.
+  return on_cpu(x) && x.scalar_type() == at::kFloat ? product(x, w) : plain_product_in_float(x, w);
 }
 
 struct Head : Function<Head> {
@@ -167,11 +175,8 @@ struct Head : Function<Head> {
             for (int64_t row = first; row < last; row++) {
               auto of = norms.data_ptr<float>() + 2 * (from + row);
               auto coefficients = data<float>(gs) + 2 * row;
-              auto to = dl.data_ptr<T>() + row * v;
-              head_back_row(data<float>(logits) + row * v, to, v, inverse, Norm{of[0], of[1]}, data<float>(said)[2 * row + 1], coefficients[0],
-                            coefficients[1]);
-              auto id = data<int64_t>(chosen)[row];
-              put(to[id], get(to[id]) + coefficients[0] * inverse);
+              head_back_row(data<float>(logits) + row * v, dl.data_ptr<T>() + row * v, v, data<int64_t>(chosen)[row], inverse,
+                            Normaliser{of[0], of[1]}, data<float>(said)[2 * row + 1], coefficients[0], coefficients[1]);
             }
           });
         });
@@ -189,7 +194,13 @@ extern "C" {
 
 // `[n, 2]` f32: log-probability of each id, and entropy.
 char *tidegate_head(Tensor **out, const Tensor *hidden, const Tensor *w, const Tensor *dw, const Tensor *ids, double temperature) {
-  return guarded([&] { *out = new Tensor(Head::apply(*hidden, *w, *dw, *ids, temperature)); });
+  return guarded([&] {
+    auto n = hidden->size(0);
+    TORCH_CHECK(ids->dim() == 1 && ids->size(0) == n && ids->is_contiguous(), n, " hidden states and ids of shape ", ids->sizes());
+    auto v = w->size(0);
+    TORCH_CHECK(n == 0 || (ids->min().item<int64_t>() >= 0 && ids->max().item<int64_t>() < v), "an id outside the vocabulary of ", v);
+    *out = new Tensor(Head::apply(*hidden, *w, *dw, *ids, temperature));
+  });
 }
 
 // `[n, V]` f32 by a head that is not in blocks.

@@ -170,15 +170,16 @@ INLINE float sum_of(v16 x) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// Lanes of two vectors by number, those of B from 16 on.
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+#else
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+#define PICK(A, B, ...) __builtin_shuffle(A, B, (i32x16){__VA_ARGS__})
+#endif
+
 // sum_of each of four, in the same order, to `to`.
 INLINE void sums_of(const v16 *x, float *to) {
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define FOUR_SUMS_AT_ONCE
-#endif
-#endif
-#ifdef FOUR_SUMS_AT_ONCE
-#define PICK(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
   v16 two[2], sum;
   for (int i = 0; i < 2; i++)
     two[i] = PICK(x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
@@ -188,10 +189,28 @@ INLINE void sums_of(const v16 *x, float *to) {
   sum += PICK(sum, sum, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
   sum += PICK(sum, sum, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
   for (int i = 0; i < 4; i++) to[i] = sum[4 * i];
-#undef PICK
-#else
-  for (int i = 0; i < 4; i++) to[i] = sum_of(x[i]);
-#endif
+}
+
+// Sixteen rows to sixteen columns: halves are exchanged between rows 8 apart, quarters between rows 4 apart, and so on.
+INLINE void turn(v16 *rows) {
+#define EXCHANGE(APART, LOW, HIGH)               \
+  for (int i = 0; i < 16; i++)                   \
+    if ((i & APART) == 0) {                      \
+      v16 a = rows[i], b = rows[i + APART];      \
+      rows[i] = PICK(a, b, LOW);                 \
+      rows[i + APART] = PICK(a, b, HIGH);        \
+    }
+#define LANES(...) __VA_ARGS__
+  EXCHANGE(8, LANES(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+           LANES(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+  EXCHANGE(4, LANES(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+           LANES(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+  EXCHANGE(2, LANES(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+           LANES(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+  EXCHANGE(1, LANES(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+           LANES(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#undef EXCHANGE
+#undef LANES
 }
 
 // ---- the versions of a loop for both types

@@ -1,6 +1,8 @@
 // The parts of a layer but attention.
 #include "products.h"
 
+#include <atomic>
+
 using namespace tidegate;
 
 namespace {
@@ -105,6 +107,7 @@ struct Embedding : Function<Embedding> {
 
 Tensor norm(const Tensor &x, const Tensor &w, double eps) {
   auto d = x.size(-1);
+  TORCH_CHECK(x.is_contiguous() && w.is_contiguous() && w.numel() == d, "rows of ", d, " under a norm of ", w.numel());
   if (!on_cpu(x)) {
     auto f = x.to(at::kFloat);
     return at::rms_norm(f, {d}, w.to(at::kFloat), eps).to(w.scalar_type());
@@ -158,6 +161,7 @@ struct RmsNorm : Function<RmsNorm> {
 };
 
 Tensor swiglu(const Tensor &x) {
+  TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && x.size(-1) % 2 == 0, "gates and ups of shape ", x.sizes());
   auto f = x.size(-1) / 2;
   if (!on_cpu(x)) return at::silu(x.narrow(-1, 0, f)) * x.narrow(-1, f, f);
   auto y = at::empty({x.size(0), f}, x.options());
@@ -219,5 +223,14 @@ void tidegate_plain(bool on) { without_kernels = on; }
 
 void tidegate_without_small_products(bool on) { without_small_products = on; }
 
-void tidegate_free(char *message) { free(message); }
+// For tests: how many threads take part in a loop of this folder.
+int64_t tidegate_threads() {
+  std::atomic<int64_t> threads{0};
+  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) { threads++; });
+  return threads;
+}
+
+void tidegate_free(char *message) {
+  if (message != NO_MEMORY) free(message);
+}
 }

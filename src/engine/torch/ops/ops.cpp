@@ -4,4 +4,4 @@
 #include "causal.cpp"
 #include "head.cpp"
 #include "layers.cpp"
-#include "steps.cpp"
+#include "decode.cpp"

@@ -41,9 +41,6 @@ Tensor plain_product_in_float(const Tensor &x, const Tensor &w) {
   return x.is_cuda() ? at::mm(x, w.t(), at::kFloat) : at::mm(x.to(at::kFloat), w.to(at::kFloat).t());
 }
 
-void add_gradient(const Tensor &dw, const Tensor &dy, const Tensor &x) {
-  dw.add_(on_cpu(dy) ? product(dy.t().contiguous(), x.t()) : plain_product_in_float(dy.t(), x.t()));
-}
 
 // C [m, n] = (C +) A [m, k] B [k, n]: for processors of which libtorch has no small product.
 CLONES void plain_small_product(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const float *a,
@@ -79,6 +76,91 @@ CLONES void plain_small_product(int64_t m, int64_t n, int64_t k, int64_t lda, in
   }
 }
 
+// ---- gradients of weights
+
+namespace {
+
+// Slots that a small product of the gradient adds up over.
+constexpr int64_t DEPTH = 256;
+// Its rows and columns.
+constexpr int64_t SQUARE = 64;
+
+// Two rows as one of pairs: `n` numbers of each. A row that is not there is null, and 0.
+INLINE void pair_row(const uint16_t *low, const uint16_t *high, uint32_t *to, int64_t n) {
+  if (low && high) {
+    for (int64_t j = 0; j < n; j++) to[j] = static_cast<uint32_t>(high[j]) << 16 | low[j];
+  } else {
+    for (int64_t j = 0; j < n; j++) to[j] = low ? low[j] : 0;
+  }
+}
+
+// Rows [from, from + DEPTH) and columns [at, at + columns) of x [m, k], as a right factor, with pairs of rows side by side; 0 below the
+// last row.
+CLONES static void pair_rows(const uint16_t *x, uint32_t *to, int64_t m, int64_t k, int64_t from, int64_t at, int64_t columns) {
+  auto row = [&](int64_t p) __attribute__((always_inline)) { return p < m ? x + p * k + at : nullptr; };
+  for (int64_t p = 0; p < DEPTH; p += 2) pair_row(row(from + p), row(from + p + 1), to + p / 2 * columns, columns);
+}
+
+// Rows [from, from + DEPTH) and columns [at, at + columns) of dy [m, n], transposed: a left factor [columns, DEPTH].
+CLONES static void turn_rows(const uint16_t *dy, uint16_t *to, int64_t m, int64_t n, int64_t from, int64_t at, int64_t columns) {
+  auto row = [&](int64_t p) __attribute__((always_inline)) { return p < m ? dy + p * n + at : nullptr; };
+  uint32_t pairs[16 * SQUARE];
+  for (int64_t p = 0; p < DEPTH; p += 32) {
+    for (int64_t i = 0; i < 16; i++) pair_row(row(from + p + 2 * i), row(from + p + 2 * i + 1), pairs + i * SQUARE, columns);
+    for (int64_t column = 0; column < columns; column += 16) {
+      v16 tile[16];
+      for (int64_t i = 0; i < 16; i++) std::memcpy(&tile[i], pairs + i * SQUARE + column, sizeof(v16));
+      turn(tile);
+      for (int64_t i = 0; i < 16 && column + i < columns; i++) std::memcpy(to + (column + i) * DEPTH + p, &tile[i], sizeof(v16));
+    }
+  }
+}
+
+void add_gradient_in_float(const Tensor &dw, const Tensor &dy, const Tensor &x) {
+  auto m = dy.size(0), n = dy.size(1), k = x.size(1);
+  auto depths = (m + DEPTH - 1) / DEPTH, padded = depths * DEPTH;
+  auto strips = (k + SQUARE - 1) / SQUARE;
+  TORCH_CHECK(dw.is_contiguous() && dw.scalar_type() == at::kFloat && dw.size(0) == n && dw.size(1) == k && x.size(0) == m, "a gradient of shape ",
+              dw.sizes());
+  auto bits = [](const Tensor &rows) { return reinterpret_cast<const uint16_t *>(data<BFloat16>(rows)); };
+  SmallProduct<BFloat16> small_product;
+  auto right = at::empty({padded * k}, x.options());
+  // Strip by strip, and in a strip depth by depth.
+  at::parallel_for(0, strips, 1, [&](int64_t first, int64_t last) {
+    for (int64_t strip = first; strip < last; strip++) {
+      int64_t at = strip * SQUARE, columns = std::min(SQUARE, k - at);
+      auto to = right.data_ptr<BFloat16>() + at * padded;
+      for (int64_t d = 0; d < depths; d++) pair_rows(bits(x), reinterpret_cast<uint32_t *>(to + d * DEPTH * columns), m, k, d * DEPTH, at, columns);
+    }
+  });
+  at::parallel_for(0, (n + SQUARE - 1) / SQUARE, 1, [&](int64_t first, int64_t last) {
+    static thread_local std::vector<uint16_t> left;
+    left.resize(std::max<size_t>(left.size(), SQUARE * padded));
+    for (int64_t block = first; block < last; block++) {
+      int64_t of = block * SQUARE, rows = std::min(SQUARE, n - of);
+      for (int64_t d = 0; d < depths; d++) turn_rows(bits(dy), left.data() + d * SQUARE * DEPTH, m, n, d * DEPTH, of, rows);
+      for (int64_t strip = 0; strip < strips; strip++) {
+        int64_t at = strip * SQUARE, columns = std::min(SQUARE, k - at);
+        for (int64_t d = 0; d < depths; d++)
+          small_product(rows, columns, DEPTH, DEPTH, columns, k, true, reinterpret_cast<BFloat16 *>(left.data()) + d * SQUARE * DEPTH,
+                        data<BFloat16>(right) + at * padded + d * DEPTH * columns, dw.data_ptr<float>() + of * k + at);
+      }
+    }
+    small_product.release();
+  });
+}
+
+} // namespace
+
+void add_gradient(const Tensor &dw, const Tensor &dy, const Tensor &x) {
+  if (!on_cpu(dy) || (dy.scalar_type() != at::kFloat && !small_product_here<BFloat16>()))
+    dw.add_(plain_product_in_float(dy.t(), x.t()));
+  else if (dy.scalar_type() == at::kFloat)
+    dw.add_(product(dy.t().contiguous(), x.t()));
+  else
+    add_gradient_in_float(dw, dy.contiguous(), x.contiguous());
+}
+
 // ---- weights in blocks
 
 namespace {
@@ -90,15 +172,46 @@ INLINE uint32_t pair_of(float a, float b) {
   return static_cast<uint32_t>(high.x) << 16 | low.x;
 }
 
+// As `put` rounds: the bits of sixteen numbers in bf16, above 16 zeros.
+INLINE u32x16 rounded(v16 x) {
+  u32x16 bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  u32x16 up = bits + 0x7fffu + ((bits >> 16) & 1u);
+  up = (bits & 0x7fffffffu) > 0x7f800000u ? u32x16{} + 0x7fc00000u : up;
+  return up & 0xffff0000u;
+}
+
 // [rows, k] to [k, rows].
 template <class T> INLINE void block_floats_(const T *from, float *to, int64_t rows, int64_t k) {
-  for (int64_t p = 0; p < k; p++)
+  int64_t whole = rows % 16 == 0 ? k / 16 * 16 : 0;
+  for (int64_t p = 0; p < whole; p += 16)
+    for (int64_t row = 0; row < rows; row += 16) {
+      v16 tile[16];
+      for (int64_t i = 0; i < 16; i++) tile[i] = load(from + (row + i) * k + p);
+      turn(tile);
+      for (int64_t i = 0; i < 16; i++) store(to + (p + i) * rows + row, tile[i]);
+    }
+  for (int64_t p = whole; p < k; p++)
     for (int64_t row = 0; row < rows; row++) to[p * rows + row] = get(from[row * k + p]);
 }
 
 // [rows, k] to [k / 2, rows], of pairs in bf16.
 template <class T> INLINE void block_pairs_(const T *from, uint32_t *to, int64_t rows, int64_t k) {
-  for (int64_t p = 0; p < k; p += 2)
+  int64_t whole = rows % 16 == 0 ? k / 32 * 32 : 0;
+  for (int64_t p = 0; p < whole; p += 32)
+    for (int64_t row = 0; row < rows; row += 16) {
+      v16 tile[16];
+      for (int64_t i = 0; i < 16; i++) {
+        v16 a = load(from + (row + i) * k + p), b = load(from + (row + i) * k + p + 16);
+        v16 even = PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        v16 odd = PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        u32x16 pairs = rounded(even) >> 16 | rounded(odd);
+        std::memcpy(&tile[i], &pairs, sizeof pairs);
+      }
+      turn(tile);
+      for (int64_t i = 0; i < 16; i++) std::memcpy(to + (p / 2 + i) * rows + row, &tile[i], sizeof(v16));
+    }
+  for (int64_t p = whole; p < k; p += 2)
     for (int64_t row = 0; row < rows; row++) to[p / 2 * rows + row] = pair_of(get(from[row * k + p]), get(from[row * k + p + 1]));
 }
 
@@ -135,6 +248,8 @@ BOTH(block_pairs, ARGS(float), ARGS(BFloat16), (from, to, rows, k))
 // Rows of a weight that one call of oneDNN's small product covers: [k, BLOCK] in f32, pairs of k side by side in bf16. Such products
 // of few rows read weights at the speed of memory, and beat those of whole matrices by a tenth to a half (docs/performance.md).
 constexpr int64_t BLOCK = 64;
+// Rows of the other factor that it covers, so that there are few sizes.
+constexpr int64_t ROWS = 64;
 
 template <class From> void block_into(const Tensor &w, const Tensor &to) {
   auto n = w.size(0), k = w.size(1);
@@ -154,26 +269,32 @@ template <class T> Tensor blocks_product(const Tensor &x, const Tensor &blocks, 
                                          at::ScalarType kind) {
   auto m = x.size(0), k = x.size(1), n = blocks.size(0);
   TORCH_CHECK(x.is_contiguous() && x.scalar_type() == blocks.scalar_type() && blocks.size(1) == k, "factors that do not fit");
+  TORCH_CHECK(!bias || (bias->is_contiguous() && bias->numel() == n && bias->scalar_type() == blocks.scalar_type()), "a bias that does not fit");
+  TORCH_CHECK(!other || (other->is_contiguous() && other->sizes() == at::IntArrayRef({m, n}) && other->scalar_type() == at::kFloat),
+              "a term that does not fit");
   auto y = at::empty({m, n}, x.options().dtype(kind));
   auto plain = kind == at::kFloat && !bias && !other;
-  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, std::max<int64_t>(1, 131072 / std::max<int64_t>(1, m * BLOCK * k)), [&](int64_t first, int64_t last) {
-    static thread_local std::vector<float> scratch;
-    if (!plain) scratch.resize(std::max<size_t>(scratch.size(), m * BLOCK));
+  SmallProduct<T> small_product;
+  auto share = std::max<int64_t>(1, 131072 / std::max<int64_t>(1, m * BLOCK * k));
+  at::parallel_for(0, (n + BLOCK - 1) / BLOCK, share, [&](int64_t first, int64_t last) {
+    float scratch[ROWS * BLOCK];
     for (int64_t block = first; block < last; block++) {
-      int64_t at = block * BLOCK, rows = std::min(BLOCK, n - at);
-      auto sums = plain ? y.data_ptr<float>() + at : scratch.data();
-      at::native::cpublas::brgemm(m, rows, k, k, rows, plain ? n : rows, false, data<T>(x), data<T>(blocks) + at * k, sums,
-                                  std::is_same_v<T, BFloat16>);
-      if (plain) continue;
+      int64_t at = block * BLOCK, width = std::min(BLOCK, n - at);
       auto b = bias ? data<T>(bias) + at : nullptr;
-      auto o = other ? data<float>(other) + at : nullptr;
-      if (kind == at::kFloat) {
-        finish_rows(sums, b, o, y.data_ptr<float>() + at, m, rows, n);
-      } else {
-        if constexpr (std::is_same_v<T, BFloat16>) finish_rows(sums, b, o, y.data_ptr<BFloat16>() + at, m, rows, n);
+      for (int64_t row = 0; row < m; row += ROWS) {
+        int64_t rows = std::min(ROWS, m - row), place = row * n + at;
+        auto sums = plain ? y.data_ptr<float>() + place : scratch;
+        small_product(rows, width, k, k, width, plain ? n : width, false, data<T>(x) + row * k, data<T>(blocks) + at * k, sums);
+        if (plain) continue;
+        auto o = other ? data<float>(other) + place : nullptr;
+        if (kind == at::kFloat) {
+          finish_rows(sums, b, o, y.data_ptr<float>() + place, rows, width, n);
+        } else {
+          if constexpr (std::is_same_v<T, BFloat16>) finish_rows(sums, b, o, y.data_ptr<BFloat16>() + place, rows, width, n);
+        }
       }
     }
-    at::native::cpublas::brgemm_release();
+    small_product.release();
   });
   return y;
 }

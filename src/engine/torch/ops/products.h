@@ -14,7 +14,7 @@ Tensor product(const Tensor &x, const Tensor &w, const optional<Tensor> &b = std
 // x [m, k] times the transpose of w [n, k], in f32: bf16 is summed in f32 and never rounded.
 Tensor plain_product_in_float(const Tensor &x, const Tensor &w);
 
-// Adds the product of dy [m, n] transposed and x [m, k] to the gradient dw [n, k].
+// Adds the product of dy [m, n] transposed and x [m, k] to the gradient dw [n, k], f32; sums are f32 whatever the factors are.
 void add_gradient(const Tensor &dw, const Tensor &dy, const Tensor &x);
 
 // Whether this processor has the small product of this type, which libtorch gives no other sign of.
@@ -36,19 +36,24 @@ template <class T> bool small_product_here() {
 // For processors of which libtorch has no small product.
 void plain_small_product(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const float *a, const float *b, float *c);
 
-// C [m, n] = (C +) A [m, k] B [k, n], with sums in f32; in bf16 B has pairs of rows side by side, and small_product_here.
-template <class E>
-void small_product(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const E *a, const E *b, float *c) {
-  if constexpr (std::is_same_v<E, float>) {
-    if (!small_product_here<float>()) return plain_small_product(m, n, k, lda, ldb, ldc, add, a, b, c);
-  }
-  at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, a, b, c, std::is_same_v<E, BFloat16>);
-}
+// C [m, n] = (C +) A [m, k] B [k, n], with sums in f32; in bf16 B has pairs of rows side by side, and k is even. Each size is prepared when it
+// is first met, and kept: there must be few.
+template <class E> struct SmallProduct {
+  // Asked by the thread that shares the work out.
+  bool here = small_product_here<E>();
 
-// To be called by a thread that is done with small products.
-template <class E> void release() {
-  if (small_product_here<E>()) at::native::cpublas::brgemm_release(std::is_same_v<E, BFloat16>);
-}
+  void operator()(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const E *a, const E *b, float *c) const {
+    if constexpr (std::is_same_v<E, float>) {
+      if (!here) return plain_small_product(m, n, k, lda, ldb, ldc, add, a, b, c);
+    }
+    at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, add, a, b, c, std::is_same_v<E, BFloat16>);
+  }
+
+  // By each thread that is done.
+  void release() const {
+    if (here) at::native::cpublas::brgemm_release(std::is_same_v<E, BFloat16>);
+  }
+};
 
 // Whether w can be laid out in blocks of this type.
 bool can_block(const Tensor &w, at::ScalarType kind);

@@ -1,4 +1,4 @@
-// Attention of whole sequences, in tiles: loops over what is between the small products of attention.cpp. All arithmetic is in f32; T is
+// Attention of whole sequences, in tiles: loops over what is between the small products of causal.cpp. All arithmetic is in f32; T is
 // what rows are stored in, E what products take: float, or BFloat16, whose right factors have pairs of rows side by side.
 #pragma once
 #include "kernels.h"

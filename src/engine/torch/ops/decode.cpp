@@ -1,4 +1,4 @@
-// Attention of a step over the cache.
+// Attention of a decode step over the cache.
 #include "common.h"
 
 #include <vector>
@@ -260,7 +260,7 @@ char *tidegate_attend(Tensor **out, const Tensor *x, const Tensor *q_norm, const
                       const Tensor *keys, const Tensor *values, const Tensor *slots, const Tensor *positions, int64_t heads, double eps) {
   return guarded([&] {
     auto kv = keys->size(1), d = keys->size(3);
-    TORCH_CHECK(d <= WIDEST_HEAD, "heads of ", d, " are wider than ", WIDEST_HEAD);
+    check_heads(*x, given(q_norm), given(k_norm), *cos, *sin, heads, kv, d);
     TORCH_CHECK(x->is_contiguous() && keys->is_contiguous() && values->is_contiguous(), "tensors with gaps");
     auto rows = slots->size(0);
     auto y = at::empty({x->size(0), heads * d}, x->options());
