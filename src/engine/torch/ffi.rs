@@ -185,6 +185,13 @@ pub fn without_small_products<T>(f: impl FnOnce() -> T) -> T {
     while_set(f, |on| unsafe { tidegate_without_small_products(on) })
 }
 
+/// How many threads take part in a loop of `ops/`.
+#[cfg(test)]
+fn threads_of_a_loop() -> i64 {
+    // SAFETY: counts, and touches nothing else.
+    unsafe { tidegate_threads() }
+}
+
 #[cfg(test)]
 fn while_set<T>(f: impl FnOnce() -> T, set: fn(bool)) -> T {
     struct Back(fn(bool));
