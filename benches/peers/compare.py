@@ -46,7 +46,7 @@ def measure(row: Row, programs: Programs, quiet: float, repeats: int) -> Facts:
                     sides.remove(side)
                     side.close()
                     continue
-                runs.setdefault(side.name, []).append({**facts, **reached(facts.get("curve", []))})
+                runs.setdefault(side.name, []).append(facts)
                 progress(row=row.name, turn=turn + 1, side=side.name, waited_s=waited, **{key: facts.get(key) for key in ("rate", "peak_rss_mb", "others_cores")})
         wait_quiet(quiet)
         floor = roofline(row.floor()) if row.floor else None
@@ -81,9 +81,11 @@ def differs(row: Row, runs: Runs) -> list[str]:
 
 
 def median(runs: list[Facts], fact: str) -> float | None:
-    values = [run[fact] for run in runs if run.get(fact) is not None]
-    # A run that never got there is later than all that did.
-    values += [float("inf")] * (sum(fact not in run for run in runs) if fact.startswith("reached") else 0)
+    if fact.startswith("reached"):
+        # A run that never got there is later than all that did.
+        values = [reached(run.get("curve", [])).get(fact, math.inf) for run in runs]
+    else:
+        values = [run[fact] for run in runs if run.get(fact) is not None]
     return statistics.median(values) if values else None
 
 

@@ -148,8 +148,10 @@ impl Model {
     pub fn reload(&mut self, layout: &Layout, flat: &Tensor, form: Form) -> Result<()> {
         let source = Source { layout, flat, form };
         let at = |l: usize, part: &str| format!("model.layers.{l}.{part}");
-        for (l, layer) in self.layers.iter_mut().enumerate() {
-            let Layer { input_layernorm, qkv_proj, q_norm, k_norm, o_proj, .. } = layer;
+        // Taken apart whole, here and in a layer: what is added to them cannot be forgotten here.
+        let Model { config, heads: _, rotary: _, embed_tokens, layers, norm, lm_head, value_head } = self;
+        for (l, layer) in layers.iter_mut().enumerate() {
+            let Layer { input_layernorm, qkv_proj, q_norm, k_norm, o_proj, post_attention_layernorm, gate_up_proj, down_proj } = layer;
             source.renew(input_layernorm, &at(l, "input_layernorm.weight"))?;
             source.renew_linear(qkv_proj, &at(l, "self_attn.qkv_proj"))?;
             for (norm, name) in [(q_norm, "self_attn.q_norm.weight"), (k_norm, "self_attn.k_norm.weight")] {
@@ -158,15 +160,15 @@ impl Model {
                 }
             }
             source.renew_linear(o_proj, &at(l, "self_attn.o_proj"))?;
-            source.renew(&mut layer.post_attention_layernorm, &at(l, "post_attention_layernorm.weight"))?;
-            source.renew_linear(&mut layer.gate_up_proj, &at(l, "mlp.gate_up_proj"))?;
-            source.renew_linear(&mut layer.down_proj, &at(l, "mlp.down_proj"))?;
+            source.renew(post_attention_layernorm, &at(l, "post_attention_layernorm.weight"))?;
+            source.renew_linear(gate_up_proj, &at(l, "mlp.gate_up_proj"))?;
+            source.renew_linear(down_proj, &at(l, "mlp.down_proj"))?;
         }
-        let tied = self.config.tie_word_embeddings;
-        source.renew(&mut self.embed_tokens, "model.embed_tokens.weight")?;
-        source.renew_factor(&mut self.lm_head, if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
-        source.renew(&mut self.norm, "model.norm.weight")?;
-        if let Some(head) = &mut self.value_head {
+        source.renew(embed_tokens, "model.embed_tokens.weight")?;
+        let head = if config.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        source.renew_factor(lm_head, head)?;
+        source.renew(norm, "model.norm.weight")?;
+        if let Some(head) = value_head {
             source.renew_linear(head, "value_head")?;
         }
         Ok(())
