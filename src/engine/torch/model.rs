@@ -151,7 +151,16 @@ impl Model {
         // Taken apart whole, here and in a layer: what is added to them cannot be forgotten here.
         let Model { config, heads: _, rotary: _, embed_tokens, layers, norm, lm_head, value_head } = self;
         for (l, layer) in layers.iter_mut().enumerate() {
-            let Layer { input_layernorm, qkv_proj, q_norm, k_norm, o_proj, post_attention_layernorm, gate_up_proj, down_proj } = layer;
+            let Layer {
+                input_layernorm,
+                qkv_proj,
+                q_norm,
+                k_norm,
+                o_proj,
+                post_attention_layernorm,
+                gate_up_proj,
+                down_proj,
+            } = layer;
             source.renew(input_layernorm, &at(l, "input_layernorm.weight"))?;
             source.renew_linear(qkv_proj, &at(l, "self_attn.qkv_proj"))?;
             for (norm, name) in [(q_norm, "self_attn.q_norm.weight"), (k_norm, "self_attn.k_norm.weight")] {
