@@ -70,7 +70,9 @@
 //! phase, or of the next one too. So dues still rise, and what is due at d or before was admitted while `live` < d\*B, which is what I1
 //! needs. And step k takes only groups of dues up to which all is there, left(d) = W(d): neither on its way, nor to be admitted in
 //! another's place. That the frontier passed d would be too much to ask (the capability stays at d as long as a place of the phase
-//! may come back), that G\*B groups arrived too little. Generators take the weights of the versions between two phases alone.
+//! may come back), that G\*B groups arrived too little. A step takes the earliest dues first, so that where discards left a phase short, and
+//! what took their places belongs to the next one, no more than that is taken from it. Generators take the weights of the versions between
+//! two phases alone, and those that a run starts from.
 //!
 //! # What each part is for
 //! Leave one out and a run breaks; `tests/lag_rule.rs` plants each of these and finds the failure:

@@ -149,7 +149,7 @@ impl<G> Selector<G> {
     pub fn arrive(&mut self, due: Step, earlier: u64, number: u64, group: G) -> Result<(), Breach> {
         self.tally(due, earlier, number)?.waiting += 1;
         self.waiting += 1;
-        self.queue.arrive(due, self.start.place(due, number), group);
+        self.queue.arrive(due, self.start.place(due, number), number, group);
         Ok(())
     }
 
@@ -203,6 +203,7 @@ impl<G> Selector<G> {
         };
         let forced = match &self.queue {
             _ if there < self.batch_groups => None,
+            Queue::Keyed { .. } if self.by_turns => Some(self.earliest()),
             Queue::Keyed { .. } => self.forced(&known),
             // The next B in order of admission meet every need that can be met: dues rise with the place.
             Queue::Admission { ready, .. } => {
@@ -259,6 +260,18 @@ impl<G> Selector<G> {
         Some(forced)
     }
 
+    /// How many groups of each due (from `next`) a step takes that takes the earliest: those of a phase before what the next one has to
+    /// lend it. That meets all needs that can be met.
+    fn earliest(&self) -> Vec<u64> {
+        let mut left = self.batch_groups;
+        let take = |tally: &Tally| {
+            let taken = tally.waiting.min(left);
+            left -= taken;
+            taken
+        };
+        self.window.iter().map(take).collect()
+    }
+
     /// Of every due of the window.
     fn known(&self) -> Vec<Known> {
         // Cumulative counts, then, from above, the least over stamps e > d of earlier(e) - X(e-1).
@@ -305,9 +318,9 @@ impl<G> Selector<G> {
     }
 }
 
-/// A number that looks drawn, and is the same whenever `place` is asked for (SplitMix64's mixing of it).
-fn draw(place: u64) -> u64 {
-    let mut z = place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+/// A number that looks drawn, and is the same for a group in every run (SplitMix64's mixing of it).
+fn draw(number: u64) -> u64 {
+    let mut z = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -334,11 +347,11 @@ impl<G> Queue<G> {
         }
     }
 
-    fn arrive(&mut self, due: Step, place: u64, group: G) {
+    fn arrive(&mut self, due: Step, place: u64, number: u64, group: G) {
         match self {
             Queue::Keyed { arrived, shuffled, by_due } => {
-                let key = if *shuffled { draw(place) } else { *arrived };
-                by_due.entry(due).or_default().insert((key, place), group);
+                let key = if *shuffled { draw(number) } else { *arrived };
+                by_due.entry(due).or_default().insert((key, number), group);
                 *arrived += 1;
             }
             Queue::Admission { ahead, .. } => {

@@ -332,7 +332,9 @@ impl Spec {
         let schedule = match self.schedule.schedule() {
             // No token of step k has a larger lag than k - 1: beyond the steps a bound promises nothing more.
             Schedule::Pipeline { max_lag } => Schedule::Pipeline { max_lag: max_lag.min(self.steps) },
-            by_turns => by_turns,
+            // A phase that is longer than the run is the run.
+            Schedule::Conventional { steps } => Schedule::Conventional { steps: steps.min(self.steps) },
+            Schedule::OneStepOff { steps } => Schedule::OneStepOff { steps: steps.min(self.steps) },
         };
         // All of a phase is there before any of it is trained: what came first is what is short.
         let by_turns = schedule.phase().is_some() && self.schedule.order == Order::Arrival;

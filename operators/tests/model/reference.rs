@@ -227,7 +227,7 @@ impl Reference {
             Order::Arrival => 0,
             Order::Admission => place,
             // As SplitMix64 mixes it.
-            Order::Shuffled => Draws(place.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(),
+            Order::Shuffled => Draws(group.number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next(),
         }
     }
 
@@ -254,7 +254,8 @@ impl Reference {
         let newest = self.waiting.iter().map(|group| group.due).max().unwrap_or(0);
         let mut batch: Vec<Header> = Vec::new();
         let mut rest: Vec<Header> = self.waiting.iter().filter(|group| self.whole(group.due)).copied().collect();
-        rest.sort_by_key(|group| self.key(group));
+        // By turns those of a phase before what the next one has to lend it.
+        rest.sort_by_key(|group| (self.instance.phase.map(|_| group.due), self.key(group)));
         if (rest.len() as u64) < self.instance.batch {
             return Ok(None);
         }
