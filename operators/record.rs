@@ -210,8 +210,8 @@ pub struct Metrics {
     /// Rollouts that had a gradient; tokens that had one.
     pub rollouts: u64,
     pub tokens: u64,
-    /// Token slots the learner computed, padding and prompts included; the most it computed at once, as it was told or as
-    /// memory allowed (0 in logs that do not say).
+    /// Tokens that the learner computed, prompts included, those that rollouts of a micro-batch share once; the most it computed at
+    /// once, as it was told or as memory allowed (0 in logs that do not say).
     pub slots: u64,
     pub micro_batch_tokens: u64,
     /// The total that was minimised, and its parts (aggregated over the batch as the spec says).

@@ -235,8 +235,7 @@ fn ids(model: &Model, number: usize, length: usize) -> Vec<u32> {
 fn logits(model: &Model) -> Result<Vec<Figure>, Failure> {
     let (cpu, there) = (device::parse("cpu")?, device::parse(model.device)?);
     let weights = random_weights(&model.layout, cpu, 1)?;
-    let sequences: Vec<Vec<i64>> =
-        (0..2).map(|number| ids(model, number, 64).into_iter().map(i64::from).collect()).collect();
+    let sequences: Vec<Vec<u32>> = (0..2).map(|number| ids(model, number, 64)).collect();
     let of = |device, dtype| probe::logits(&model.config, &model.layout, &weights, device, dtype, &sequences);
     let (right, near) = (of(cpu, Dtype::Fp32)?, of(there, Dtype::Fp32)?);
     let (rounded, theirs) = (of(cpu, Dtype::Bf16)?, of(there, Dtype::Bf16)?);

@@ -64,6 +64,8 @@ pub trait Engine {
     fn snapshot(&self) -> Result<Self::Weights>;
     /// Takes other weights of the same layout.
     fn set_weights(&mut self, weights: &Self::Weights);
+    /// Frees the memory of its own weights, as far as it is worth it: they may not be asked for again before others are set.
+    fn release_weights(&mut self);
 
     /// A generator without weights yet, for the worker `worker`.
     ///
@@ -89,6 +91,11 @@ pub trait Engine {
     /// # Errors
     /// Not enough memory.
     fn optimizer(learner: &Self::Learner) -> Result<Self::Optimizer>;
+    /// A learner's weights and what it remembers, when it has done its last step: no copies, where copies would be large.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn take_apart(learner: Self::Learner) -> Result<(Self::Weights, Self::Optimizer)>;
     /// Gives the learner back what [`Writer::write`] wrote into `folder` beside the weights.
     ///
     /// # Errors

@@ -90,7 +90,7 @@ pub struct Learning {
     pub weight_decay: f64,
     /// Largest norm of the gradient; 0 is no limit.
     pub grad_clip: f64,
-    /// Most token slots (padding included) of one micro-batch.
+    /// Most tokens of one micro-batch, of which a prompt that several of its rollouts share counts once.
     pub micro_batch_tokens: usize,
     /// What products are computed in; weights, gradients and the optimizer's state are fp32 whichever.
     pub dtype: Dtype,

@@ -119,19 +119,13 @@ impl<E: Engine + 'static> Checkpoints<E> {
 }
 
 /// Writes the checkpoint of the last step, unless it is there; the weights are good for an evaluation whatever becomes of it.
-fn last<E: Engine>(
-    mut desk: Desk<E>,
-    mut learner: E::Learner,
-    state: &State,
-    weights: &mut Option<E::Weights>,
-) -> Result<()> {
-    let copy = learner.weights()?;
-    *weights = Some(copy.clone());
+fn last<E: Engine>(mut desk: Desk<E>, learner: E::Learner, state: &State, kept: &mut Option<E::Weights>) -> Result<()> {
+    let (weights, optimizer) = E::take_apart(learner)?;
+    *kept = Some(weights.clone());
     if desk.newest == Some(state.step) {
         return Ok(());
     }
-    let copied = Copied { version: state.step, weights: copy, optimizer: E::optimizer(&learner)? };
-    desk.write(&copied, state)?;
+    desk.write(&Copied { version: state.step, weights, optimizer }, state)?;
     desk.tidy();
     Ok(())
 }

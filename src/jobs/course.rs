@@ -65,14 +65,13 @@ impl Course {
         let halt = &interrupt.halt;
         let evaluations = |when, engine: &E| evaluations(when, &held_out, engine, &spec, &rewards, halt);
         let before = if origin.start.version == 0 { evaluations("before", &engine)? } else { None };
+        // The learner has a copy of its own, and its weights are what there is to evaluate afterwards.
+        engine.release_weights();
         let training = Training { spec: &spec, folder, rewards: &rewards, engine: &engine };
         let evaluator = || Evaluator::new(&held_out, &engine, &spec.generate, &rewards, Mode::Sampled, spec.seed);
         let evaluated = spec.eval.when == EvalWhen::Checkpoints && !held_out.is_empty();
         let best = evaluated.then(evaluator).transpose()?.map(|evaluator| Best::new(folder, evaluator, halt));
         let mut outcome = training::train(&training, prompts, origin, best, halt)?;
-        if let Some(weights) = &outcome.weights {
-            engine.set_weights(weights);
-        }
         let metrics = write_metrics(folder);
         let sealed = |steps| say(format_args!("{steps} steps are sealed in {}", folder.path().display()));
         if let Some((fault, others)) = outcome.faults.split_first() {
@@ -87,7 +86,13 @@ impl Course {
             sealed(outcome.version);
             return Err(error);
         }
-        let after = evaluations("after", &engine)?;
+        let after = match outcome.weights.take() {
+            Some(weights) => {
+                engine.set_weights(&weights);
+                evaluations("after", &engine)?
+            }
+            None => None,
+        };
         let summary = Summary::new(&spec, &outcome, before, after);
         match output {
             Output::Text => print(&summary)?,

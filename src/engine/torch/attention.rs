@@ -1,21 +1,21 @@
 //! Attention: causal over whole sequences, for training, and of a step over the cache.
 
 use crate::engine::torch::ffi::{self, Heads, Places, Positional, Weight};
+use crate::engine::torch::trees::{Padded, Trees, rows_of};
 use crate::error::Result;
 use tch::{Kind, Tensor};
 
-/// As `ffi::causal`; off the CPU by libtorch's own operations.
+/// As `ffi::causal`; off the CPU by libtorch's own operations, of each sequence as a whole.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn causal(x: &Tensor, at: &Positional, heads: Heads, shape: [i64; 2]) -> Result<Tensor> {
-    if ffi::has_kernels(x) {
-        return ffi::causal(x, at, heads, shape);
-    }
-    let [q, k, v] = ffi::split(x, at, heads, shape)?;
+pub fn causal(x: &Tensor, at: &Positional, heads: Heads, trees: &Trees) -> Result<Tensor> {
+    let Some(Padded { shape, rows, places }) = trees.padded() else { return ffi::causal(x, at, heads, trees) };
+    let [q, k, v] = ffi::split(&rows_of(x, rows)?, at, heads, *shape)?;
     let grouped = heads.heads != heads.kv_heads;
     let y = Tensor::f_scaled_dot_product_attention::<Tensor>(&q, &k, &v, None, 0.0, true, None, grouped)?;
-    Ok(y.f_transpose(1, 2)?.f_reshape([shape[0] * shape[1], heads.heads * heads.head_dim])?)
+    let y = y.f_transpose(1, 2)?.f_reshape([shape[0] * shape[1], heads.heads * heads.head_dim])?;
+    Ok(y.f_index_select(0, places)?)
 }
 
 /// What all layers of a decode step share: where its rows belong, and on other devices than the CPU what follows from it, made and copied
@@ -138,6 +138,7 @@ impl There {
 mod tests {
     use super::*;
     use crate::engine::torch::device::tests::device;
+    use crate::engine::torch::trees::Tree;
     use tch::Device;
 
     fn weight(n: i64, kind: Kind) -> Weight {
@@ -161,24 +162,49 @@ mod tests {
     fn whole_sequences_are_as_by_libtorchs_own_operations() {
         tch::manual_seed(5);
         let options = (Kind::Float, Device::Cpu);
-        let cases = [(1, 1, 1, 2), (2, 5, 2, 8), (1, 64, 1, 32), (3, 65, 2, 16), (1, 130, 1, 64), (2, 200, 1, 128)];
-        for (b, t, kv_heads, d) in cases {
+        // Key heads, their size, and of each tree the lengths of trunk and branches.
+        let cases: [(i64, i64, &[&[usize]]); 8] = [
+            (1, 2, &[&[1]]),
+            (2, 8, &[&[5], &[3, 2, 1]]),
+            (1, 32, &[&[64]]),
+            (2, 16, &[&[65], &[65], &[63, 2, 0, 70]]),
+            (1, 64, &[&[130]]),
+            (1, 64, &[&[40, 100, 24, 64, 1, 129]]),
+            (1, 16, &[&[128, 64, 64], &[7, 57, 64, 3]]),
+            (1, 128, &[&[200], &[70, 130]]),
+        ];
+        for (kv_heads, d, lengths) in cases {
+            let n: i64 = lengths.iter().copied().flatten().map(|&n| n as i64).sum();
+            let ids = vec![0; n as usize];
+            let tree = |lengths: &&[usize]| Tree {
+                trunk: &ids[..lengths[0]],
+                branches: lengths[1..].iter().map(|&n| &ids[..n]).collect(),
+            };
+            let all: Vec<Tree> = lengths.iter().map(tree).collect();
+            let trees = Trees::new(&all, Device::Cpu).unwrap();
+            let padded = ffi::plainly(|| Trees::new(&all, Device::Cpu).unwrap());
             let heads = Heads { heads: 3 * kv_heads, kv_heads, head_dim: d, eps: 1e-6 };
+            let t = trees.longest();
             let (cos, sin) = (Tensor::rand([t + 3, d], options), Tensor::rand([t + 3, d], options));
             for (kind, tolerance) in [(Kind::Float, 2e-5), (Kind::BFloat16, 2e-2)] {
-                let x = Tensor::randn([b * t, 5 * kv_heads * d], options).to_kind(kind);
+                let x = Tensor::randn([n, 5 * kv_heads * d], options).to_kind(kind);
                 let norm = || Weight { gradient: Some(Tensor::zeros([d], options)), ..weight(d, kind) };
                 for norms in [vec![], vec![norm(), norm()]] {
                     let at = Positional { q_norm: norms.first(), k_norm: norms.get(1), cos: &cos, sin: &sin };
-                    let run = |x: &Tensor| causal(x, &at, heads, [b, t]).unwrap();
-                    let right = ffi::plainly(|| with_gradients(&x, &norms, run));
-                    let plain_products =
-                        (b * kv_heads == 1).then(|| ffi::without_small_products(|| with_gradients(&x, &norms, run)));
+                    let run = |x: &Tensor| causal(x, &at, heads, &trees).unwrap();
+                    let right = ffi::plainly(|| with_gradients(&x, &norms, |x| causal(x, &at, heads, &padded).unwrap()));
+                    // As far as one thread does it all.
+                    let alone = lengths.len() == 1 && kv_heads == 1;
+                    let plain_products = alone.then(|| ffi::without_small_products(|| with_gradients(&x, &norms, run)));
                     for got in [Some(with_gradients(&x, &norms, run)), plain_products].into_iter().flatten() {
                         for (i, (got, right)) in got.iter().zip(&right).enumerate() {
                             let (got, right) = (got.to_kind(Kind::Float), right.to_kind(Kind::Float));
                             let far = (&got - &right).norm().double_value(&[]) / right.norm().double_value(&[]).max(1e-3);
-                            assert!(far < tolerance, "{b} {t} {kv_heads} {d} {kind:?} {} norms, {i}: {far}", norms.len());
+                            assert!(
+                                far < tolerance,
+                                "{lengths:?} {kv_heads} {d} {kind:?} {} norms, {i}: {far}",
+                                norms.len()
+                            );
                         }
                     }
                 }

@@ -5,6 +5,7 @@ use crate::engine::torch::config::{Family, tests::tiny};
 use crate::engine::torch::device::tests::device;
 use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::rope::RopeScaling;
+use crate::engine::torch::trees::tests::sequences;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
@@ -262,11 +263,11 @@ fn logits_are_those_of_transformers() {
         let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(folder.join("logits.json")).unwrap()).unwrap();
         assert_eq!(rows.len(), if config.max_position_embeddings == 64 { 3 } else { 1 });
         for row in rows {
-            let tokens: Vec<i64> = serde_json::from_value(row["tokens"].clone()).unwrap();
+            let tokens: Vec<u32> = serde_json::from_value(row["tokens"].clone()).unwrap();
             let right: Vec<Vec<f32>> = serde_json::from_value(row["logits"].clone()).unwrap();
             // Of a long sequence only the last ones are kept.
             let (from, length) = (row["from"].as_i64().unwrap_or(0), tokens.len() as i64);
-            let hidden = model.hidden(&Tensor::from_slice(&tokens).unsqueeze(0).to_device(device())).unwrap();
+            let hidden = model.hidden(&sequences(&[&tokens], device())).unwrap();
             let ours = model.logits(&hidden).unwrap().narrow(0, from, length - from);
             let right = Tensor::from_slice2(&right).to_device(device());
             assert_eq!(right.size(), [length - from, config.vocab_size]);
@@ -280,7 +281,7 @@ fn logits_are_those_of_transformers() {
 /// transformers makes of the folders, which are kept where the variable says.
 #[test]
 fn saved_folders_keep_their_logits() {
-    const TOKENS: [i64; 24] = [3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 43, 38, 32, 7, 9, 5, 0, 28];
+    const TOKENS: [u32; 24] = [3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 43, 38, 32, 7, 9, 5, 0, 28];
     let temporary = tempfile::tempdir().unwrap();
     let kept = std::env::var_os("TIDEGATE_KEEP_SAVED").map(PathBuf::from);
     let base = kept.unwrap_or_else(|| temporary.path().to_owned());
@@ -305,7 +306,7 @@ fn saved_folders_keep_their_logits() {
         let layout = Layout::of(&config, ValueHead::Present);
         let logits = |flat: &Tensor| {
             let model = Model::new(&config, &layout, flat, Form::Views).unwrap();
-            let hidden = model.hidden(&Tensor::from_slice(&TOKENS).unsqueeze(0)).unwrap();
+            let hidden = model.hidden(&sequences(&[&TOKENS], Device::Cpu)).unwrap();
             Vec::<Vec<f32>>::try_from(model.logits(&hidden).unwrap()).unwrap()
         };
         let (flat, folder) = (spread(&layout, 8), base.join(name));

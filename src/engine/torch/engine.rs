@@ -64,6 +64,10 @@ impl Engine for Policy {
         Policy::set_weights(self, weights);
     }
 
+    fn release_weights(&mut self) {
+        Policy::release_weights(self);
+    }
+
     fn generator(&self, sampling: &Sampling, seed: u64, worker: usize) -> Result<TorchGenerator> {
         Policy::generator(self, sampling, seed, worker)
     }
@@ -90,6 +94,10 @@ impl Engine for Policy {
 
     fn optimizer(learner: &TorchLearner) -> Result<State> {
         learner.optimizer().state().copy()
+    }
+
+    fn take_apart(learner: TorchLearner) -> Result<(Snapshot, State)> {
+        Ok(learner.take_apart())
     }
 
     fn restore(&self, folder: &Path, learner: &mut TorchLearner) -> Result<()> {

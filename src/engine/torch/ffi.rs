@@ -4,6 +4,7 @@
 //! `no_grad`, it has no gradient. Weights are `[out, in]`, rows `[n, ..]` without gaps.
 #![allow(unsafe_code)]
 
+use crate::engine::torch::trees::Trees;
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::error::Error as _;
@@ -86,6 +87,34 @@ type Raw = *const c_void;
 /// Null, or a message to be freed.
 type Message = *mut c_char;
 
+/// What attention reads, whichever; as `ops/common.h` has it. Null where there is no norm, or where it does not learn.
+#[repr(C)]
+struct Attention {
+    x: Raw,
+    q_norm: Raw,
+    k_norm: Raw,
+    dq_norm: Raw,
+    dk_norm: Raw,
+    cos: Raw,
+    sin: Raw,
+    heads: i64,
+    kv_heads: i64,
+    head_dim: i64,
+    eps: f64,
+}
+
+impl Attention {
+    /// Of the projections `x`, `[rows, (heads + 2 kv_heads) head_dim]`, with positions below `length`.
+    fn new(x: &Tensor, at: &Positional, heads: Heads, length: i64) -> Result<Attention> {
+        let Heads { heads, kv_heads, head_dim, eps } = heads;
+        fits(x.size2()?.1 == (heads + 2 * kv_heads) * head_dim && at.cos.size2()?.0 >= length, "projections", x)?;
+        let (q_norm, k_norm) = (value_of(at.q_norm), value_of(at.k_norm));
+        let (dq_norm, dk_norm) = (gradient_of(at.q_norm), gradient_of(at.k_norm));
+        let (x, cos, sin) = (raw(x), raw(at.cos), raw(at.sin));
+        Ok(Attention { x, q_norm, k_norm, dq_norm, dk_norm, cos, sin, heads, kv_heads, head_dim, eps })
+    }
+}
+
 unsafe extern "C" {
     fn tidegate_block(out: *mut *mut c_void, w: Raw, kind: i8) -> Message;
     fn tidegate_block_again(w: Raw, blocks: Raw) -> Message;
@@ -98,50 +127,19 @@ unsafe extern "C" {
         q: *mut *mut c_void,
         k: *mut *mut c_void,
         v: *mut *mut c_void,
-        x: Raw,
-        q_norm: Raw,
-        k_norm: Raw,
-        dq_norm: Raw,
-        dk_norm: Raw,
-        cos: Raw,
-        sin: Raw,
+        attention: *const Attention,
         b: i64,
         t: i64,
-        heads: i64,
-        kv_heads: i64,
-        head_dim: i64,
-        eps: f64,
     ) -> Message;
-    fn tidegate_causal(
-        out: *mut *mut c_void,
-        x: Raw,
-        q_norm: Raw,
-        k_norm: Raw,
-        dq_norm: Raw,
-        dk_norm: Raw,
-        cos: Raw,
-        sin: Raw,
-        b: i64,
-        t: i64,
-        heads: i64,
-        kv_heads: i64,
-        head_dim: i64,
-        eps: f64,
-    ) -> Message;
+    fn tidegate_causal(out: *mut *mut c_void, attention: *const Attention, bounds: Raw, seen: Raw) -> Message;
     fn tidegate_head(out: *mut *mut c_void, hidden: Raw, w: Raw, dw: Raw, ids: Raw, temperature: f64) -> Message;
     fn tidegate_attend(
         out: *mut *mut c_void,
-        x: Raw,
-        q_norm: Raw,
-        k_norm: Raw,
-        cos: Raw,
-        sin: Raw,
+        attention: *const Attention,
         keys: Raw,
         values: Raw,
         slots: Raw,
         positions: Raw,
-        heads: i64,
-        eps: f64,
     ) -> Message;
     fn tidegate_logits(out: *mut *mut c_void, hidden: Raw, w: Raw) -> Message;
     fn tidegate_choose(logits: Raw, draws: *const f64, temperature: f64, ids: *mut i64, logps: *mut f32) -> Message;
@@ -156,11 +154,16 @@ unsafe extern "C" {
 
 /// Whether the operations of `ops/` have kernels of their own for `x`; of all others libtorch's are put together.
 pub fn has_kernels(x: &Tensor) -> bool {
+    has_kernels_on(x.device())
+}
+
+/// Whether they have for what is on `device`.
+pub fn has_kernels_on(device: Device) -> bool {
     #[cfg(test)]
     if PLAIN.get() {
         return false;
     }
-    x.device() == Device::Cpu
+    device == Device::Cpu
 }
 
 #[cfg(test)]
@@ -338,32 +341,26 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
     made(|[out]| unsafe { tidegate_swiglu(out, raw(x)) }).map(one)
 }
 
-/// On the CPU: what each token attends to, up to itself, `[b * t, heads * head_dim]`, of the projections `x` (`[b * t, (heads + 2 kv_heads)
-/// head_dim]`: queries, keys, values), at positions 0..t: normalised where there are norms, rotated, and scaled by the root of `head_dim`.
+/// On the CPU: what each row of `trees` attends to, `[n, heads * head_dim]`, of the projections `x` (`[n, (heads + 2 kv_heads) head_dim]`:
+/// queries, keys, values): normalised where there are norms, rotated, and scaled by the root of `head_dim`.
 ///
 /// # Errors
 /// As [`linear`].
-pub fn causal(x: &Tensor, positional: &Positional, heads: Heads, [b, t]: [i64; 2]) -> Result<Tensor> {
-    let Positional { q_norm, k_norm, cos, sin } = *positional;
-    let Heads { heads, kv_heads, head_dim, eps } = heads;
-    fits(x.size() == [b * t, (heads + 2 * kv_heads) * head_dim] && cos.size().first() >= Some(&t), "projections", x)?;
-    let (x, cos, sin) = (raw(x), raw(cos), raw(sin));
-    let ((qn, kn), (dqn, dkn)) = ((value_of(q_norm), value_of(k_norm)), (gradient_of(q_norm), gradient_of(k_norm)));
-    made(|[y]| unsafe { tidegate_causal(y, x, qn, kn, dqn, dkn, cos, sin, b, t, heads, kv_heads, head_dim, eps) }).map(one)
+pub fn causal(x: &Tensor, at: &Positional, heads: Heads, trees: &Trees) -> Result<Tensor> {
+    let attention = Attention::new(x, at, heads, trees.longest())?;
+    fits(x.size2()?.0 == trees.rows(), "projections", x)?;
+    made(|[y]| unsafe { tidegate_causal(y, &raw const attention, raw(trees.bounds()), raw(trees.seen())) }).map(one)
 }
 
-/// Off the CPU: queries `[b, heads, t, head_dim]`, keys and values `[b, kv_heads, t, head_dim]` of what [`causal`] takes, normalised and
-/// rotated.
+/// Off the CPU: queries `[b, heads, t, head_dim]`, keys and values `[b, kv_heads, t, head_dim]` of projections as [`causal`] takes, of `b`
+/// sequences at positions 0..t: normalised and rotated.
 ///
 /// # Errors
 /// As [`linear`].
-pub fn split(x: &Tensor, positional: &Positional, heads: Heads, [b, t]: [i64; 2]) -> Result<[Tensor; 3]> {
-    let Positional { q_norm, k_norm, cos, sin } = *positional;
-    let Heads { heads, kv_heads, head_dim, eps } = heads;
-    fits(x.size() == [b * t, (heads + 2 * kv_heads) * head_dim] && cos.size().first() >= Some(&t), "projections", x)?;
-    let (x, cos, sin) = (raw(x), raw(cos), raw(sin));
-    let ((qn, kn), (dqn, dkn)) = ((value_of(q_norm), value_of(k_norm)), (gradient_of(q_norm), gradient_of(k_norm)));
-    made(|[q, k, v]| unsafe { tidegate_split(q, k, v, x, qn, kn, dqn, dkn, cos, sin, b, t, heads, kv_heads, head_dim, eps) })
+pub fn split(x: &Tensor, at: &Positional, heads: Heads, [b, t]: [i64; 2]) -> Result<[Tensor; 3]> {
+    let attention = Attention::new(x, at, heads, t)?;
+    fits(x.size2()?.0 == b * t, "projections", x)?;
+    made(|[q, k, v]| unsafe { tidegate_split(q, k, v, &raw const attention, b, t) })
 }
 
 /// `[n, 2]` f32: the log-probability of each of `ids` (`[n]`) and the entropy, in nats, of the distributions that the head `[V, d]`
@@ -422,20 +419,13 @@ impl Places {
 /// As [`linear`]; a place outside the cache.
 pub fn attend(x: &Tensor, at: &Positional, heads: Heads, cache: [&Tensor; 2], places: &Places) -> Result<Tensor> {
     let [keys, values] = cache;
-    let (slots, _, length, _) = keys.size4()?;
+    let (slots, kv_heads, length, head_dim) = keys.size4()?;
+    let attention = Attention::new(x, at, heads, length)?;
     let same = keys.size() == values.size() && keys.kind() == x.kind() && values.kind() == x.kind();
-    let enough = at.cos.size().first() >= Some(&length);
-    let width = x.size2()?.1 == (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
-    let shape = keys.size4()?.1 == heads.kv_heads && keys.size4()?.3 == heads.head_dim;
-    fits(same && enough && width && shape, "projections", x)?;
+    fits(same && kv_heads == heads.kv_heads && head_dim == heads.head_dim, "projections", x)?;
     fits(places.fit(x.size2()?.0, slots, length), "places", &places.slots)?;
-    let (qn, kn) = (value_of(at.q_norm), value_of(at.k_norm));
-    let (slots, positions) = (raw(&places.slots), raw(&places.positions));
-    let (x, cos, sin, keys, values) = (raw(x), raw(at.cos), raw(at.sin), raw(keys), raw(values));
-    made(|[out]| unsafe {
-        tidegate_attend(out, x, qn, kn, cos, sin, keys, values, slots, positions, heads.heads, heads.eps)
-    })
-    .map(one)
+    let (keys, values, slots, positions) = (raw(keys), raw(values), raw(&places.slots), raw(&places.positions));
+    made(|[out]| unsafe { tidegate_attend(out, &raw const attention, keys, values, slots, positions) }).map(one)
 }
 
 /// One id a row of `logits` (`[n, V]` f32), and its log-probability: by inverting the cumulative distribution, in order of ids, of

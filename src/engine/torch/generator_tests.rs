@@ -6,6 +6,7 @@ use crate::engine::torch::config::{Family, tests::tiny};
 use crate::engine::torch::device::tests::device;
 use crate::engine::torch::ffi::Places;
 use crate::engine::torch::layout::ValueHead;
+use crate::engine::torch::trees::tests::sequences;
 use std::collections::BTreeMap;
 use tidegate_operators::record::Prompt;
 
@@ -83,8 +84,8 @@ fn recorded_numbers_are_those_of_a_full_forward_at_the_temperature() {
         let model = Model::new(&tiny(family), &layout, weights(&layout, 1).flat(), Form::Views).unwrap();
         for rollout in done.values() {
             let prompt = &rollout.group.prompt.tokens;
-            let ids: Vec<i64> = prompt.iter().chain(&rollout.tokens).map(|&id| i64::from(id)).collect();
-            let hidden = model.hidden(&Tensor::from_slice(&ids).unsqueeze(0).to_device(device())).unwrap();
+            let ids: Vec<u32> = prompt.iter().chain(&rollout.tokens).copied().collect();
+            let hidden = model.hidden(&sequences(&[&ids], device())).unwrap();
             let logps = (model.logits(&hidden).unwrap() / 0.7).log_softmax(-1, Kind::Float);
             let values = model.value(&hidden).unwrap().unwrap();
             for (t, &token) in rollout.tokens.iter().enumerate() {
@@ -179,7 +180,8 @@ fn new_weights_take_over_between_two_tokens_and_old_keys_stay() {
     }
     assert_close(&rollout.logp_behavior, &by_hand, 1e-5);
     // The new model over its own keys says something else: the stale ones were really used.
-    let hidden = new.hidden(&Tensor::from_slice(&ids).unsqueeze(0).to_device(device())).unwrap();
+    let all: Vec<u32> = prompt.iter().chain(&rollout.tokens).copied().collect();
+    let hidden = new.hidden(&sequences(&[&all], device())).unwrap();
     let fresh = new.logits(&hidden).unwrap().log_softmax(-1, Kind::Float).double_value(&[9, ids[10]]);
     assert!((fresh as f32 - by_hand[5]).abs() > 1e-3);
 }

@@ -10,10 +10,10 @@ use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
 use crate::engine::torch::layout::{Layout, ValueHead};
 use crate::engine::torch::memory;
-use crate::engine::torch::micro_batch::{MicroBatch, input_length, to_host};
+use crate::engine::torch::micro_batch::{MicroBatch, computed, input_length, to_host};
 use crate::engine::torch::model::{Form, Model};
-use crate::engine::torch::optimizer::{AdamW, clip};
-use crate::engine::torch::pack::{Plan, plan};
+use crate::engine::torch::optimizer::{AdamW, State, clip};
+use crate::engine::torch::pack::{Plan, Sequence, Shared, plan};
 use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
@@ -130,6 +130,11 @@ impl TorchLearner {
         &self.optimizer
     }
 
+    /// Its weights and its optimizer's state, in the memory where they are.
+    pub fn take_apart(self) -> (Snapshot, State) {
+        (Snapshot::of(self.flat), self.optimizer.into_state())
+    }
+
     /// Learns so from its next step on, towards `steps` steps. A critic stays what it is.
     pub fn relearn(&mut self, learning: &Learning, steps: Step) {
         self.optimizer.relearn(learning);
@@ -195,31 +200,32 @@ impl TorchLearner {
         let weights = token_weights(self.learning.aggregation, &masks);
         let trained: Vec<usize> = (0..batch.len()).filter(|&i| masks[i].contains(&true)).collect();
         trained.iter().try_for_each(|&i| self.check(&batch[i]))?;
-        let lengths: Vec<usize> = trained.iter().map(|&i| input_length(&batch[i])).collect();
-        let mut plan = plan(&lengths, self.learning.micro_batch_tokens);
-        plan.micro_batches.iter_mut().flatten().for_each(|i| *i = trained[*i]);
+        let of = trained.iter().map(|&i| &batch[i]);
+        let sequences: Vec<Sequence> =
+            of.map(|r| Sequence { prompt: &r.group.prompt.tokens, rest: computed(r).len() }).collect();
+        let mut plan = plan(&sequences, self.learning.micro_batch_tokens);
+        plan.micro_batches.iter_mut().flatten().flatten().for_each(|i| *i = trained[*i]);
         Ok((weights, plan))
     }
 
     /// Adds one micro-batch to the gradient.
     fn micro_batch(&self, open: &mut Open) -> Result<()> {
         let members = &open.plan.micro_batches[open.done];
-        let rollouts: Vec<&Rollout> = members.iter().map(|&i| &open.batch[i]).collect();
         let device = self.flat.device();
         let started = thread_ns();
-        let micro_batch = MicroBatch::new(&rollouts, device)?;
+        let micro_batch = MicroBatch::new(&open.batch, members, device)?;
         let (hidden, trail) = if self.learning.activation_checkpointing {
-            let (hidden, trail) = Trail::walk(&self.model, micro_batch.tokens())?;
+            let (hidden, trail) = Trail::walk(&self.model, micro_batch.trees())?;
             (hidden, Some(trail))
         } else {
-            (self.model.hidden(micro_batch.tokens())?, None)
+            (self.model.hidden(micro_batch.trees())?, None)
         };
         let outputs = micro_batch.outputs(&self.model, &hidden, self.temperature)?;
         drop(hidden);
         let said = to_host(&outputs)?;
         open.torch_ns += thread_ns() - started;
         let mut coefficients = Vec::with_capacity(said.len());
-        for &i in members {
+        for &i in members.iter().flatten() {
             let rollout = &mut open.batch[i];
             let of_rollout = &said[coefficients.len()..][..rollout.tokens.len()];
             open.tally.add(&self.learning, rollout, open.weights[i], of_rollout, &mut coefficients);
@@ -292,11 +298,11 @@ impl TorchLearner {
     /// had been added goes: so the step is a function of its batch and of `micro_batch_tokens`, and a replay comes to its bits.
     fn begin_smaller(&mut self, open: &mut Open, at: usize, error: Error) -> Result<()> {
         let members = &open.plan.micro_batches[at];
-        let longest = members.iter().map(|&i| input_length(&open.batch[i])).max().unwrap_or(0);
-        if members.len() < 2 {
-            return Err(Error::engine(format!("one rollout of {longest} tokens"), error));
+        let tokens = tokens_of(&open.batch, members);
+        if members.iter().flatten().count() < 2 {
+            return Err(Error::engine(format!("one rollout of {tokens} tokens"), error));
         }
-        self.learning.micro_batch_tokens = members.len() * longest / 2;
+        self.learning.micro_batch_tokens = tokens / 2;
         let (weights, plan) = self.planned(&open.batch)?;
         self.clear()?;
         (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, Tally::default());
@@ -346,6 +352,13 @@ impl Learner for TorchLearner {
     fn weights(&mut self) -> Result<Snapshot, Fault> {
         Snapshot::copy_of(&self.flat).map_err(fault)
     }
+}
+
+/// Tokens of a micro-batch, of which those that rollouts share count once.
+fn tokens_of(batch: &[Rollout], members: &[Shared]) -> usize {
+    let of = |i: &usize| (batch[*i].group.prompt.tokens.len(), computed(&batch[*i]).len());
+    let tree = |shared: &Shared| shared.first().map_or(0, |i| of(i).0) + shared.iter().map(|i| of(i).1).sum::<usize>();
+    members.iter().map(tree).sum()
 }
 
 fn refusal(rollout: &Rollout, reason: impl Display) -> Fault {

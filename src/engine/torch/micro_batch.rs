@@ -2,69 +2,72 @@
 
 use crate::engine::tally::Said;
 use crate::engine::torch::model::Model;
+use crate::engine::torch::pack::Shared;
+use crate::engine::torch::trees::{Tree, Trees, rows_of};
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::record::Rollout;
 
-/// Tokens the model computes for one rollout: all of prompt and completion but the last, which predicts nothing.
-pub fn input_length(rollout: &Rollout) -> usize {
-    (rollout.group.prompt.tokens.len() + rollout.tokens.len()).saturating_sub(1)
+/// Tokens of a rollout's completion that the model computes: all but the last, which predicts nothing.
+pub fn computed(rollout: &Rollout) -> &[u32] {
+    rollout.tokens.split_last().map_or(&[], |(_, before)| before)
 }
 
-/// Some rollouts as tensors on a device: `b` sequences of `t` slots, `n` completion tokens in all, rollout after rollout.
+/// Tokens the model computes for one rollout, prompt and completion.
+pub fn input_length(rollout: &Rollout) -> usize {
+    rollout.group.prompt.tokens.len() + computed(rollout).len()
+}
+
+/// Some rollouts as tensors on a device: `n` completion tokens in all, rollout after rollout.
 #[derive(Debug)]
 pub struct MicroBatch {
-    /// `[b, t]` ids, padded on the right with 0: causal attention keeps what is on the right out of everything before it.
-    tokens: Tensor,
-    /// `[n]` slots (of b * t) whose hidden state predicts a completion token.
+    trees: Trees,
+    /// `[n]` rows of the trees whose hidden state predicts a completion token.
     positions: Tensor,
     /// `[n]` the ids that were chosen there.
     chosen: Tensor,
 }
 
 impl MicroBatch {
-    /// The rollouts, in one copy to `device`. Each needs a prompt and a completion of at least one token.
+    /// The rollouts of `batch` that `members` names, in that order; those that stand together share their prompt. Each needs a prompt and
+    /// a completion of at least one token.
     ///
     /// # Errors
     /// A device without the room.
-    pub fn new(rollouts: &[&Rollout], device: Device) -> Result<MicroBatch> {
-        let (b, t) = (rollouts.len(), rollouts.iter().map(|r| input_length(r)).max().unwrap_or(0));
-        let n: usize = rollouts.iter().map(|r| r.tokens.len()).sum();
-        let mut host = vec![0i64; b * t + 2 * n];
-        let (slots, of_completions) = host.split_at_mut(b * t);
-        let (positions, chosen) = of_completions.split_at_mut(n);
-        let mut place = 0;
-        for (row, rollout) in rollouts.iter().enumerate() {
-            let prompt = &rollout.group.prompt.tokens;
-            let input = prompt.iter().chain(&rollout.tokens).take(input_length(rollout));
-            slots[row * t..].iter_mut().zip(input).for_each(|(slot, &id)| *slot = i64::from(id));
-            for (i, &id) in rollout.tokens.iter().enumerate() {
-                positions[place] = (row * t + prompt.len() + i) as i64 - 1;
-                chosen[place] = i64::from(id);
-                place += 1;
+    pub fn new(batch: &[Rollout], members: &[Shared], device: Device) -> Result<MicroBatch> {
+        let (mut positions, mut chosen) = (Vec::new(), Vec::new());
+        let mut trees = Vec::with_capacity(members.len());
+        let mut row = 0;
+        for shared in members {
+            let rollouts = || shared.iter().map(|&i| &batch[i]);
+            let Some(first) = rollouts().next() else { continue };
+            let trunk = first.group.prompt.tokens.as_slice();
+            row += trunk.len();
+            let end_of_trunk = row as i64 - 1;
+            for rollout in rollouts() {
+                let branch = row as i64..(row + computed(rollout).len()) as i64;
+                positions.extend(std::iter::once(end_of_trunk).chain(branch));
+                chosen.extend(rollout.tokens.iter().map(|&id| i64::from(id)));
+                row += computed(rollout).len();
             }
+            trees.push(Tree { trunk, branches: rollouts().map(computed).collect() });
         }
-        let all = Tensor::f_from_slice(&host)?.f_to_device(device)?;
-        let (b, t, n) = (b as i64, t as i64, n as i64);
-        Ok(MicroBatch {
-            tokens: all.f_narrow(0, 0, b * t)?.f_view([b, t])?,
-            positions: all.f_narrow(0, b * t, n)?,
-            chosen: all.f_narrow(0, b * t + n, n)?,
-        })
+        let there = |ids: &[i64]| Ok::<_, crate::error::Error>(Tensor::f_from_slice(ids)?.f_to_device(device)?);
+        Ok(MicroBatch { trees: Trees::new(&trees, device)?, positions: there(&positions)?, chosen: there(&chosen)? })
     }
 
-    /// `[b, t]` ids, padded on the right.
-    pub fn tokens(&self) -> &Tensor {
-        &self.tokens
+    /// What the model computes.
+    pub fn trees(&self) -> &Trees {
+        &self.trees
     }
 
-    /// `[n, 3]` f32: [`Said`] of each completion token, from the hidden states of all slots (`[b * t, d]`), where logits are divided
-    /// by `temperature`. The output head runs on the `n` hidden states alone.
+    /// `[n, 3]` f32: [`Said`] of each completion token, from the hidden states of all rows, where logits are divided by `temperature`. The
+    /// output head runs on the `n` hidden states alone.
     ///
     /// # Errors
     /// Ids outside the vocabulary, or whatever the device says.
     pub fn outputs(&self, model: &Model, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
-        let hidden = hidden.f_index_select(0, &self.positions)?;
+        let hidden = rows_of(hidden, &self.positions)?;
         let said = model.log_probabilities(&hidden, &self.chosen, temperature)?;
         let value = match model.value(&hidden)? {
             Some(value) => value,

@@ -5,7 +5,7 @@
 //! * [`policy`] all of a model in one hand: what jobs hold;
 //! * [`checkpoint`] folders on disk, [`weights`] snapshots that travel;
 //! * [`generator`] samples, over [`cache`], [`rows`] by step;
-//! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, what it says becomes coefficients
+//! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, over [`trees`] of what rollouts share; what it says becomes coefficients
 //!   and metrics in [`tally`](crate::engine::tally), [`trail`] keeps less on the way,
 //!   [`optimizer`] is AdamW;
 //! * [`device`] where it all runs, [`probe`] what it reaches there, `ffi` the operations that libtorch's bindings lack (`ops/`).
@@ -37,6 +37,7 @@ mod reference;
 pub mod rope;
 pub mod rows;
 pub mod trail;
+pub mod trees;
 pub mod weights;
 
 use crate::error::Error;

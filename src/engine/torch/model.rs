@@ -3,13 +3,14 @@
 //! Knows nothing of sampling, of learning or of files. The learner passes the place where its gradient is added up; the generator
 //! has its weights laid out for products of few rows. What the layers add to is f32, whatever they compute in.
 //! Sources: Touvron et al. 2023 (arXiv 2302.13971), Su et al. 2021 (rotary embeddings, arXiv 2104.09864), Ainslie et al. 2023
-//! (grouped queries, arXiv 2305.13245). Shapes: `b` sequences, `t` tokens, `d` hidden size, `V` vocabulary, `r` rows of a step.
+//! (grouped queries, arXiv 2305.13245). Shapes: `n` rows of trees, `d` hidden size, `V` vocabulary, `r` rows of a step.
 
 use crate::engine::torch::attention::{DecodeStep, attend, causal};
 use crate::engine::torch::cache::Cache;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::ffi::{self, Blocks, Heads, Places, Positional, Weight};
 use crate::engine::torch::layout::{Entry, Layout};
+use crate::engine::torch::trees::Trees;
 use crate::error::{Error, Result};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -183,41 +184,39 @@ impl Model {
         Ok(())
     }
 
-    /// The last hidden states, after the final norm, `[b * t, d]`, of `tokens` (`[b, t]` i64) that start at position 0.
-    /// Causal, so sequences padded on the right need no mask: what follows a token does not change it.
+    /// The last hidden states, after the final norm, `[n, d]`, of the rows of `trees`.
     ///
     /// # Errors
     /// More tokens than the model has positions, ids outside the vocabulary, or whatever libtorch says.
-    pub fn hidden(&self, tokens: &Tensor) -> Result<Tensor> {
-        let shape = self.shape(tokens)?;
-        let mut x = self.embedded(tokens)?;
+    pub fn hidden(&self, trees: &Trees) -> Result<Tensor> {
+        self.takes(trees)?;
+        let mut x = self.embedded(trees)?;
         for l in 0..self.layers.len() {
-            x = self.layer(l, &x, shape)?;
+            x = self.layer(l, &x, trees)?;
         }
         self.normed(&x)
     }
 
-    /// `[b, t]` of tokens that the model can take.
-    pub(super) fn shape(&self, tokens: &Tensor) -> Result<[i64; 2]> {
-        let (b, t) = tokens.size2()?;
-        let most = self.config.max_position_embeddings;
+    /// Refuses sequences that are too long.
+    pub(super) fn takes(&self, trees: &Trees) -> Result<()> {
+        let (t, most) = (trees.longest(), self.config.max_position_embeddings);
         if t > most {
             return Err(Error::engine("model", format!("a sequence of {t} tokens, the model's longest is {most}")));
         }
-        Ok([b, t])
+        Ok(())
     }
 
-    /// What goes into the first layer, `[b * t, d]`.
-    pub(super) fn embedded(&self, tokens: &Tensor) -> Result<Tensor> {
-        ffi::embedding(&self.embed_tokens, &tokens.f_flatten(0, -1)?)
+    /// What goes into the first layer, `[n, d]`.
+    pub(super) fn embedded(&self, trees: &Trees) -> Result<Tensor> {
+        ffi::embedding(&self.embed_tokens, trees.tokens())
     }
 
-    /// What comes out of the layer `l` for `x`, `[b * t, d]` both.
-    pub(super) fn layer(&self, l: usize, x: &Tensor, shape: [i64; 2]) -> Result<Tensor> {
+    /// What comes out of the layer `l` for `x`, `[n, d]` both.
+    pub(super) fn layer(&self, l: usize, x: &Tensor, trees: &Trees) -> Result<Tensor> {
         let layer = &self.layers[l];
         let y = ffi::rms_norm(x, &layer.input_layernorm, self.config.rms_norm_eps)?;
         let qkv = layer.qkv_proj.of(&y)?;
-        let y = causal(&qkv, &self.positional(layer), self.heads, shape)?;
+        let y = causal(&qkv, &self.positional(layer), self.heads, trees)?;
         let x = x.f_add(&layer.o_proj.of(&y)?)?;
         let y = ffi::rms_norm(&x, &layer.post_attention_layernorm, self.config.rms_norm_eps)?;
         Ok(x.f_add(&layer.down_proj.of(&ffi::swiglu(&layer.gate_up_proj.of(&y)?)?)?)?)

@@ -7,6 +7,7 @@ use crate::engine::torch::device::tests::device;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::reference::forward;
 use crate::engine::torch::trail::Trail;
+use crate::engine::torch::trees::{Tree, rows_of, tests::sequences};
 
 fn random(config: &Config, seed: u64, form: Form) -> Model {
     let layout = Layout::of(config, ValueHead::Present);
@@ -39,8 +40,9 @@ fn steps_over_the_cache_are_the_full_forward() {
     let packed = Form::Packed(Kind::Float);
     for (config, form) in families().into_iter().flat_map(|config| [(config.clone(), Form::Views), (config, packed)]) {
         let model = random(&config, 7, form);
-        let tokens = [[3i64, 9, 27, 4, 40, 11], [1, 2, 49, 0, 5, 6]];
-        let hidden = random(&config, 7, Form::Views).hidden(&there(Tensor::from_slice2(&tokens))).unwrap();
+        let tokens = [[3u32, 9, 27, 4, 40, 11], [1, 2, 49, 0, 5, 6]];
+        let all = sequences(&[&tokens[0], &tokens[1]], device());
+        let hidden = random(&config, 7, Form::Views).hidden(&all).unwrap();
         let full = model.logits(&hidden).unwrap();
         let values = model.value(&hidden).unwrap().unwrap();
         assert_eq!((full.size(), values.size()), (vec![12, 50], vec![12]));
@@ -49,7 +51,7 @@ fn steps_over_the_cache_are_the_full_forward() {
         for step in [vec![(0usize, 2i64, 0..3usize)], vec![(0, 2, 3..4), (1, 0, 0..2)], vec![(0, 2, 4..5), (1, 0, 2..6)]] {
             let rows: Vec<(usize, i64, usize)> =
                 step.into_iter().flat_map(|(of, slot, range)| range.map(move |t| (of, slot, t))).collect();
-            let ids: Vec<i64> = rows.iter().map(|&(of, _, t)| tokens[of][t]).collect();
+            let ids: Vec<i64> = rows.iter().map(|&(of, _, t)| i64::from(tokens[of][t])).collect();
             let (slots, positions): (Vec<i64>, Vec<i64>) = rows.iter().map(|&(_, slot, t)| (slot, t as i64)).unzip();
             cache.grow(6).unwrap();
             let hidden = model.decode_step(&there(Tensor::from_slice(&ids)), &places(&slots, &positions), &cache).unwrap();
@@ -102,14 +104,46 @@ fn bf16_is_near() {
     }
 }
 
+/// Catches a branch that sees another, that does not see its trunk, or that stands elsewhere than in its sequence; and gradients of a trunk
+/// that miss those of a branch. Over tiles of attention: trunks and branches that are shorter than one, fill it, and go over it.
 #[test]
-fn padding_on_the_right_changes_nothing_before_it() {
-    let _guard = tch::no_grad_guard();
-    let model = random(&tiny(Family::Qwen2), 3, Form::Views);
-    let logits = |ids: &[i64]| model.logits(&model.hidden(&there(Tensor::from_slice(ids)).unsqueeze(0)).unwrap()).unwrap();
-    let (short, padded) = (logits(&[5, 6, 7]), logits(&[5, 6, 7, 0, 0]));
-    assert!(far(&short, &padded.narrow(0, 0, 3)) < 1e-5);
-    assert!(far(&short, &logits(&[5, 7, 6])) > 0.1, "order matters");
+fn a_tree_is_its_sequences() {
+    let ids = |n: usize, salt: usize| -> Vec<u32> { (0..n).map(|i| ((i * 7 + salt * 13) % 50) as u32).collect() };
+    for mut config in families() {
+        config.max_position_embeddings = 300;
+        let layout = Layout::of(&config, ValueHead::Present);
+        let flat = there(spread(&layout, 3));
+        for lengths in [vec![3, 2, 0, 4], vec![64, 64, 10], vec![70, 5, 130, 1, 61], vec![1, 90, 40]] {
+            let all: Vec<Vec<u32>> = lengths.iter().enumerate().map(|(salt, &n)| ids(n, salt)).collect();
+            let (trunk, branches) = (all[0].as_slice(), all[1..].iter().map(Vec::as_slice).collect::<Vec<_>>());
+            let whole: Vec<Vec<u32>> = branches.iter().map(|branch| [trunk, branch].concat()).collect();
+            let whole: Vec<&[u32]> = whole.iter().map(Vec::as_slice).collect();
+            // The logits of each branch's rows, from the end of the trunk on, and what all of them give together.
+            let run = |trees: &Trees, rows: &[i64]| {
+                let chosen: Vec<i64> = (0..rows.len() as i64).map(|i| i * 11 % 50).collect();
+                let gradient = Tensor::zeros_like(&flat);
+                let model = Model::new(&config, &layout, &flat, Form::Learning(&gradient)).unwrap();
+                let hidden = rows_of(&model.hidden(trees).unwrap(), &there(Tensor::from_slice(rows))).unwrap();
+                let said = model.log_probabilities(&hidden, &there(Tensor::from_slice(&chosen)), 1.0).unwrap();
+                let waves = Tensor::arange(said.numel() as i64, (Kind::Float, device())).cos().view_as(&said);
+                (&said * waves).sum(Kind::Float).backward();
+                (said.detach(), gradient)
+            };
+            let last = trunk.len() as i64 - 1;
+            let (mut in_tree, mut in_whole, mut from, mut start) = (Vec::new(), Vec::new(), last + 1, 0);
+            for branch in &branches {
+                let n = branch.len() as i64;
+                in_tree.extend(std::iter::once(last).chain(from..from + n));
+                in_whole.extend(start + last..=start + last + n);
+                (from, start) = (from + n, start + last + 1 + n);
+            }
+            let tree = Trees::new(&[Tree { trunk, branches: branches.clone() }], device()).unwrap();
+            let (ours, right) = (run(&tree, &in_tree), run(&sequences(&whole, device()), &in_whole));
+            assert!(far(&ours.0, &right.0) < 1e-5, "{lengths:?}: {}", far(&ours.0, &right.0));
+            let largest = right.1.abs().max().double_value(&[]);
+            assert!(far(&ours.1, &right.1) < 1e-5 * largest, "{lengths:?}: {} of {largest}", far(&ours.1, &right.1));
+        }
+    }
 }
 
 const IDS: [i64; 8] = [2, 3, 4, 5, 8, 7, 6, 1];
@@ -121,12 +155,12 @@ fn gradient_of(config: &Config, flat: &Tensor, recomputed: bool) -> (f64, Tensor
     let layout = Layout::of(config, ValueHead::Present);
     let gradient = Tensor::zeros([layout.total], (Kind::Float, device()));
     let model = Model::new(config, &layout, flat, Form::Learning(&gradient)).unwrap();
-    let tokens = there(Tensor::from_slice2(&[[1i64, 2, 3, 4], [9, 8, 7, 0]]));
+    let trees = sequences(&[&[1, 2, 3, 4], &[9, 8, 7, 0]], device());
     let (hidden, trail) = if recomputed {
-        let (hidden, trail) = Trail::walk(&model, &tokens).unwrap();
+        let (hidden, trail) = Trail::walk(&model, &trees).unwrap();
         (hidden, Some(trail))
     } else {
-        (model.hidden(&tokens).unwrap(), None)
+        (model.hidden(&trees).unwrap(), None)
     };
     let ids = there(Tensor::from_slice(&IDS));
     let said = model.log_probabilities(&hidden, &ids, 0.7).unwrap();
@@ -219,8 +253,7 @@ fn another_layout_and_long_sequences_are_refused() {
     let short = Tensor::zeros([7], (Kind::Float, device()));
     let Err(error) = Model::new(&config, &layout, &short, Form::Views) else { panic!("took a short buffer") };
     assert_eq!(error.to_string(), format!("model: [7] weights for a layout of {}", layout.total));
-    let long = Tensor::zeros([1, 65], (Kind::Int64, device()));
-    let error = random(&config, 0, Form::Views).hidden(&long).unwrap_err();
+    let error = random(&config, 0, Form::Views).hidden(&sequences(&[&[0; 65]], device())).unwrap_err();
     assert_eq!(error.to_string(), "model: a sequence of 65 tokens, the model's longest is 64");
 }
 
@@ -231,7 +264,7 @@ fn all_of_it_holds_without_kernels() {
         steps_over_the_cache_are_the_full_forward();
         a_model_that_loads_again_is_a_new_one();
         bf16_is_near();
-        padding_on_the_right_changes_nothing_before_it();
+        a_tree_is_its_sequences();
         logits_and_gradients_are_those_of_libtorchs_own_operations();
         gradients_are_derivatives();
         activation_checkpointing_changes_no_gradient();

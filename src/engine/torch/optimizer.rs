@@ -122,6 +122,11 @@ impl AdamW {
         &self.state
     }
 
+    /// The state of an optimizer that is done.
+    pub fn into_state(self) -> State {
+        self.state
+    }
+
     /// Goes on from a checkpoint's state.
     ///
     /// # Errors

@@ -26,7 +26,8 @@ pub struct Policy {
     pub notes: Vec<String>,
     /// What a saved folder of it has besides.
     pub(super) alongside: Alongside,
-    flat: Tensor,
+    /// None once they were released.
+    flat: Option<Tensor>,
     device: Device,
 }
 
@@ -52,7 +53,7 @@ impl Policy {
             hash: loaded.model_hash,
             notes: loaded.notes,
             alongside: Alongside::read(folder)?,
-            flat: loaded.flat,
+            flat: Some(loaded.flat),
             device,
         })
     }
@@ -99,14 +100,23 @@ impl Policy {
     /// An immutable copy of the weights.
     ///
     /// # Errors
-    /// Not enough memory.
+    /// Not enough memory, or weights that were released.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        Snapshot::copy_of(&self.flat)
+        Snapshot::copy_of(self.flat()?)
+    }
+
+    fn flat(&self) -> Result<&Tensor> {
+        self.flat.as_ref().ok_or_else(|| Error::engine("policy", "its weights were released, and no others were set"))
     }
 
     /// Takes other weights of the same layout.
     pub fn set_weights(&mut self, weights: &Snapshot) {
-        self.flat = weights.flat().shallow_clone();
+        self.flat = Some(weights.flat().shallow_clone());
+    }
+
+    /// Frees the memory of the weights. Until others are set, what needs them is an error.
+    pub fn release_weights(&mut self) {
+        self.flat = None;
     }
 
     /// Saves a folder that `load` and transformers read, tokenizer included.
@@ -114,6 +124,6 @@ impl Policy {
     /// # Errors
     /// A disk that refuses.
     pub fn save(&self, folder: &Path) -> Result<()> {
-        checkpoint::save(folder, &self.config, &self.layout, &self.flat, &self.alongside)
+        checkpoint::save(folder, &self.config, &self.layout, self.flat()?, &self.alongside)
     }
 }

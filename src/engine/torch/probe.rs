@@ -5,6 +5,7 @@ use crate::engine::torch::config::Config;
 use crate::engine::torch::device::kind;
 use crate::engine::torch::layout::Layout;
 use crate::engine::torch::model::{Form, Model};
+use crate::engine::torch::trees::{Tree, Trees};
 use crate::engine::torch::weights::Snapshot;
 use crate::error::Result;
 use std::time::Instant;
@@ -79,7 +80,7 @@ pub fn random_weights(layout: &Layout, device: Device, seed: i64) -> Result<Snap
     })
 }
 
-/// The logits of `sequences` of one length, `[sequences * tokens * V]`, computed on `device` in `dtype` and brought to the host.
+/// The logits of all tokens of `sequences`, `[tokens * V]`, computed on `device` in `dtype` and brought to the host.
 ///
 /// # Errors
 /// As [`Model::new`] and [`Model::hidden`].
@@ -89,13 +90,13 @@ pub fn logits(
     weights: &Snapshot,
     device: Device,
     dtype: Dtype,
-    sequences: &[Vec<i64>],
+    sequences: &[Vec<u32>],
 ) -> Result<Vec<f32>> {
     no_grad(|| {
         let flat = weights.flat().f_to_device(device)?.f_to_kind(kind(dtype))?;
         let model = Model::new(config, layout, &flat, Form::Views)?;
-        let tokens = Tensor::f_from_slice(&sequences.concat())?.f_view([sequences.len() as i64, -1])?;
-        let logits = model.logits(&model.hidden(&tokens.f_to_device(device)?)?)?;
+        let trees: Vec<Tree> = sequences.iter().map(|trunk| Tree { trunk, branches: Vec::new() }).collect();
+        let logits = model.logits(&model.hidden(&Trees::new(&trees, device)?)?)?;
         Ok(Vec::try_from(logits.f_flatten(0, -1)?)?)
     })
 }

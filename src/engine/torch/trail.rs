@@ -2,38 +2,38 @@
 //! gradient is wanted (Chen et al. 2016, "Training deep nets with sublinear memory cost", arXiv 1604.06174).
 
 use crate::engine::torch::model::Model;
+use crate::engine::torch::trees::Trees;
 use crate::error::Result;
 use tch::{Kind, Tensor, no_grad};
 
 /// What went into each layer of a forward pass.
-pub struct Trail {
-    tokens: Tensor,
-    shape: [i64; 2],
-    /// One a layer, `[b * t, d]`.
+pub struct Trail<'a> {
+    trees: &'a Trees,
+    /// One a layer, `[n, d]`.
     inputs: Vec<Tensor>,
     /// What came out of the last one: a leaf of the graph that follows it.
     last: Tensor,
 }
 
-impl Trail {
-    /// [`Model::hidden`] of `tokens` (`[b, t]`), and the trail back.
+impl<'a> Trail<'a> {
+    /// [`Model::hidden`] of `trees`, and the trail back.
     ///
     /// # Errors
     /// As there.
-    pub fn walk(model: &Model, tokens: &Tensor) -> Result<(Tensor, Trail)> {
-        let shape = model.shape(tokens)?;
+    pub fn walk(model: &Model, trees: &'a Trees) -> Result<(Tensor, Trail<'a>)> {
+        model.takes(trees)?;
         let mut inputs = Vec::with_capacity(model.depth());
         let last = no_grad(|| -> Result<Tensor> {
-            let mut x = model.embedded(tokens)?;
+            let mut x = model.embedded(trees)?;
             for l in 0..model.depth() {
-                let out = model.layer(l, &x, shape)?;
+                let out = model.layer(l, &x, trees)?;
                 inputs.push(std::mem::replace(&mut x, out));
             }
             Ok(x)
         })?;
         let last = last.f_set_requires_grad(true)?;
         let hidden = model.normed(&last)?;
-        Ok((hidden, Trail { tokens: tokens.shallow_clone(), shape, inputs, last }))
+        Ok((hidden, Trail { trees, inputs, last }))
     }
 
     /// Goes back to the embedding, after the backward pass of what followed the hidden states. Nothing to do where there was none.
@@ -47,10 +47,10 @@ impl Trail {
         }
         for (l, input) in self.inputs.drain(..).enumerate().rev() {
             let leaf = input.f_detach()?.f_set_requires_grad(true)?;
-            backward(&model.layer(l, &leaf, self.shape)?, &gradient)?;
+            backward(&model.layer(l, &leaf, self.trees)?, &gradient)?;
             gradient = leaf.f_grad()?;
         }
-        backward(&model.embedded(&self.tokens)?, &gradient)
+        backward(&model.embedded(self.trees)?, &gradient)
     }
 }
 

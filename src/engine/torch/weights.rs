@@ -24,6 +24,11 @@ impl Snapshot {
         Ok(Snapshot { flat: tch::no_grad(|| flat.f_detach_copy())? })
     }
 
+    /// The buffer itself, which nobody writes to any more.
+    pub fn of(flat: Tensor) -> Snapshot {
+        Snapshot { flat }
+    }
+
     /// The weights, `[layout.total]`.
     pub fn flat(&self) -> &Tensor {
         &self.flat

@@ -14,6 +14,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use tidegate_operators::record::{Step, Version};
+use tidegate_operators::train::Learner;
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -109,6 +110,9 @@ impl Engine for ToyEngine {
         self.weights = weights.clone();
     }
 
+    /// Tables are small: they stay.
+    fn release_weights(&mut self) {}
+
     fn generator(&self, sampling: &Sampling, seed: u64, _worker: usize) -> Result<ToyGenerator> {
         Ok(ToyGenerator::new(sampling.clone(), seed))
     }
@@ -135,6 +139,11 @@ impl Engine for ToyEngine {
 
     fn optimizer(learner: &ToyLearner) -> Result<ToyOptimizer> {
         Ok(learner.optimizer())
+    }
+
+    fn take_apart(mut learner: ToyLearner) -> Result<(ToyWeights, ToyOptimizer)> {
+        let weights = Learner::weights(&mut learner).map_err(Error::Fault)?;
+        Ok((weights, learner.optimizer()))
     }
 
     fn restore(&self, folder: &Path, learner: &mut ToyLearner) -> Result<()> {
@@ -217,7 +226,6 @@ fn read(path: &Path) -> Result<(HashMap<String, Vec<f32>>, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_operators::train::Learner;
 
     /// Catches a table, a moment or the count of updates that does not come back.
     #[test]

@@ -6,9 +6,7 @@ use crate::engine::torch::config::Family;
 
 /// A micro-batch that was computed and added to the gradient, and then finds no memory.
 pub(super) fn fits(room: usize, open: &Open, at: usize) -> Result<()> {
-    let members = &open.plan.micro_batches[at];
-    let longest = members.iter().map(|&i| input_length(&open.batch[i])).max().unwrap();
-    if members.len() * longest <= room { Ok(()) } else { Err(memory::tests::refusal()) }
+    if tokens_of(&open.batch, &open.plan.micro_batches[at]) <= room { Ok(()) } else { Err(memory::tests::refusal()) }
 }
 
 /// Catches a gradient that a failed micro-batch was half added to, tokens that count twice, a size that is not kept or not

@@ -61,12 +61,11 @@ struct Split : Function<Split> {
 
 // ---- whole sequences on the CPU
 
-// What attention of `b` sequences of `t` tokens reads beside their rows.
-struct Sequences {
-  int64_t b, t;
+// What attention of a tree reads beside its rows.
+struct Reading {
+  Tree tree;
   Heads h;
   const float *cos, *sin;
-  int64_t tiles() const { return (t + TILE - 1) / TILE; }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(h.d)); }
 };
 
@@ -87,14 +86,14 @@ template <class F> void both_and_factors(const Tensor &x, F f) {
   });
 }
 
-// The sequence `row` and the queries that share its key head `head`: x [t, width] to y [t, heads * d], and to logs [heads, t] the
+// One tree, and the queries that share its key head `head`: x [t, width] to y [t, heads * d], and to logs, rows of heads `apart`, the
 // logarithm of what each query's weights add up to. Tile by tile, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), but with a
-// whole row of scores at once, 64 floats a token of the sequence and as many weights, which a thread keeps for the next layer.
+// whole row of scores at once, 64 floats a key that a tile sees and as many weights, which a thread keeps for the next layer.
 template <class T, class E>
-void causal_head(const T *x, const T *q_norm, const T *k_norm, const Sequences &s, int64_t head, T *y, float *logs,
+void causal_head(const T *x, const T *q_norm, const T *k_norm, const Reading &s, int64_t head, T *y, float *logs, int64_t apart,
                  const SmallProduct<E> &small_product) {
   auto [heads, kv, d, eps] = s.h;
-  auto width = s.h.width(), shared = heads / kv, tiles = s.tiles(), size = TILE * d;
+  auto width = s.h.width(), shared = heads / kv, tiles = s.tree.tiles(), size = TILE * d;
   static thread_local std::vector<E> factors;
   static thread_local std::vector<float> sums;
   auto keys = room(factors, (2 * tiles + 1) * size + tiles * TILE * TILE), values = keys + tiles * size, rows = values + tiles * size,
@@ -102,32 +101,33 @@ void causal_head(const T *x, const T *q_norm, const T *k_norm, const Sequences &
   auto scores = room(sums, tiles * TILE * TILE + size + 2 * TILE), acc = scores + tiles * TILE * TILE, totals = acc + size,
        of_tile = totals + TILE;
   for (int64_t tile = 0; tile < tiles; tile++) {
-    ready_rows(x + (heads + head) * d, k_norm, s.cos, s.sin, rows, width, tile * TILE, s.t, d, eps);
+    ready_rows(x + (heads + head) * d, k_norm, s.cos, s.sin, s.tree, rows, width, tile, d, eps);
     right_transposed(rows, keys + tile * size, d);
-    copied_rows(x + (heads + kv + head) * d, rows, width, tile * TILE, s.t, d);
+    copied_rows(x + (heads + kv + head) * d, s.tree, rows, width, tile, d);
     right(rows, values + tile * size, d);
   }
   for (int64_t i = head * shared; i < (head + 1) * shared; i++) {
     for (int64_t tile = 0; tile < tiles; tile++) {
-      auto n = std::min(TILE, s.t - tile * TILE);
-      ready_rows(x + i * d, q_norm, s.cos, s.sin, rows, width, tile * TILE, s.t, d, eps);
-      for (int64_t k = 0; k <= tile; k++)
-        small_product(TILE, TILE, d, d, TILE, TILE, false, rows, keys + k * size, scores + k * TILE * TILE);
-      weigh_tiles(scores, weights, totals, of_tile, tile + 1, n, s.scale());
-      for (int64_t k = 0; k <= tile; k++)
-        small_product(TILE, d, TILE, TILE, d, d, k > 0, weights + k * TILE * TILE, values + k * size, acc);
+      auto n = s.tree.rows_of(tile);
+      auto seen = key_tiles(s.tree, tile);
+      ready_rows(x + i * d, q_norm, s.cos, s.sin, s.tree, rows, width, tile, d, eps);
+      for (int64_t k = 0; k < seen.count; k++)
+        small_product(TILE, TILE, d, d, TILE, TILE, false, rows, keys + seen[k] * size, scores + k * TILE * TILE);
+      weigh_tiles(scores, weights, totals, of_tile, s.tree, tile, seen, s.scale());
+      for (int64_t k = 0; k < seen.count; k++)
+        small_product(TILE, d, TILE, TILE, d, d, k > 0, weights + k * TILE * TILE, values + seen[k] * size, acc);
       over_totals(acc, totals, y + tile * TILE * heads * d + i * d, n, heads * d, d);
-      std::copy_n(of_tile, n, logs + i * s.t + tile * TILE);
+      std::copy_n(of_tile, n, logs + i * apart + tile * TILE);
     }
   }
 }
 
 // Its gradient: dx [t, width], and what it adds to those of the norms, [2, d].
 template <class T, class E>
-void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const Sequences &s, int64_t head, const T *y, const float *logs,
-                      const T *dy, T *dx, float *dnorms, const SmallProduct<E> &small_product) {
+void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const Reading &s, int64_t head, const T *y, const float *logs,
+                      int64_t apart, const T *dy, T *dx, float *dnorms, const SmallProduct<E> &small_product) {
   auto [heads, kv, d, eps] = s.h;
-  auto width = s.h.width(), shared = heads / kv, tiles = s.tiles(), size = TILE * d;
+  auto width = s.h.width(), shared = heads / kv, tiles = s.tree.tiles(), size = TILE * d;
   static thread_local std::vector<E> factors;
   static thread_local std::vector<float> sums;
   auto keys = room(factors, (3 * tiles + 6) * size + 3 * TILE * TILE), keys_t = keys + tiles * size, values = keys_t + tiles * size,
@@ -138,93 +138,113 @@ void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const Sequen
        dq = dq_t + size, scores = dq + size, dp = scores + TILE * TILE, of_tile = dp + TILE * TILE, sums_dy = of_tile + TILE;
   std::fill_n(dkeys, 2 * tiles * size, 0.0f);
   for (int64_t tile = 0; tile < tiles; tile++) {
-    ready_rows(x + (heads + head) * d, k_norm, s.cos, s.sin, keys + tile * size, width, tile * TILE, s.t, d, eps);
+    ready_rows(x + (heads + head) * d, k_norm, s.cos, s.sin, s.tree, keys + tile * size, width, tile, d, eps);
     transposed(keys + tile * size, keys_t + tile * size, d);
-    copied_rows(x + (heads + kv + head) * d, values + tile * size, width, tile * TILE, s.t, d);
+    copied_rows(x + (heads + kv + head) * d, s.tree, values + tile * size, width, tile, d);
   }
   for (int64_t i = head * shared; i < (head + 1) * shared; i++) {
     for (int64_t tile = 0; tile < tiles; tile++) {
-      auto n = std::min(TILE, s.t - tile * TILE);
-      ready_rows(x + i * d, q_norm, s.cos, s.sin, rows, width, tile * TILE, s.t, d, eps);
+      auto n = s.tree.rows_of(tile);
+      auto seen = key_tiles(s.tree, tile);
+      auto of_queries = queries_of(s.tree, tile);
+      ready_rows(x + i * d, q_norm, s.cos, s.sin, s.tree, rows, width, tile, d, eps);
       right(rows, queries, d);
       right_transposed(rows, queries_t, d);
-      copied_rows(dy + i * d, dy_rows, heads * d, tile * TILE, s.t, d);
+      copied_rows(dy + i * d, s.tree, dy_rows, heads * d, tile, d);
       right(dy_rows, dys, d);
       right_transposed(dy_rows, dys_t, d);
       auto place = tile * TILE * heads * d + i * d;
       deltas(dy + place, y + place, sums_dy, n, heads * d, d);
       std::fill_n(of_tile, TILE, 0.0f);
-      std::copy_n(logs + i * s.t + tile * TILE, n, of_tile);
-      for (int64_t k = 0; k <= tile; k++) {
+      std::copy_n(logs + i * apart + tile * TILE, n, of_tile);
+      for (int64_t nth = 0; nth < seen.count; nth++) {
+        auto k = seen[nth];
         // All transposed, keys down and queries across, so that no product needs a tile turned.
         small_product(TILE, TILE, d, d, TILE, TILE, false, keys + k * size, queries_t, scores);
         small_product(TILE, TILE, d, d, TILE, TILE, false, values + k * size, dys_t, dp);
-        weights_back(scores, dp, of_tile, sums_dy, p, ds, ds_right, k == tile, s.scale());
+        auto masked = all_seen(s.tree, tile, k) ? nullptr : &of_queries;
+        weights_back(scores, dp, of_tile, sums_dy, p, ds, ds_right, masked, k * TILE, s.scale());
         small_product(TILE, d, TILE, TILE, d, d, true, p, dys, dvalues + k * size);
         small_product(TILE, d, TILE, TILE, d, d, true, ds, queries, dkeys + k * size);
-        small_product(d, TILE, TILE, TILE, TILE, TILE, k > 0, keys_t + k * size, ds_right, dq_t);
+        small_product(d, TILE, TILE, TILE, TILE, TILE, nth > 0, keys_t + k * size, ds_right, dq_t);
       }
       for (int64_t row = 0; row < n; row++)
         for (int64_t e = 0; e < d; e++) dq[row * d + e] = dq_t[e * TILE + row];
-      ready_rows_back(x + i * d, q_norm, s.cos, s.sin, dq, dx + i * d, dnorms, width, tile * TILE, n, d, eps);
+      ready_rows_back(x + i * d, q_norm, s.cos, s.sin, s.tree, dq, dx + i * d, dnorms, width, tile, d, eps);
     }
   }
   for (int64_t tile = 0; tile < tiles; tile++) {
-    auto n = std::min(TILE, s.t - tile * TILE);
-    ready_rows_back(x + (heads + head) * d, k_norm, s.cos, s.sin, dkeys + tile * size, dx + (heads + head) * d, dnorms + d, width, tile * TILE, n,
-                    d, eps);
+    auto n = s.tree.rows_of(tile);
+    ready_rows_back(x + (heads + head) * d, k_norm, s.cos, s.sin, s.tree, dkeys + tile * size, dx + (heads + head) * d, dnorms + d, width,
+                    tile, d, eps);
     for (int64_t row = 0; row < n; row++)
       for (int64_t e = 0; e < d; e++) put(dx[(tile * TILE + row) * width + (heads + kv + head) * d + e], dvalues[tile * size + row * d + e]);
   }
 }
 
-// Of projections [b * t, (heads + 2 kv) * d], what each token attends to, [b * t, heads * d]. Rotated queries and keys are made again on the
-// way back: nothing of them is kept.
+// f(head, tree, its number of all, its first row), for each key head of each tree. Heads one after another, so that halves of the work
+// have trees of all sizes.
+template <class F> void each_head(const Tensor &bounds, const Tensor &seen, int64_t kv, const F &f) {
+  auto trees = bounds.size(0) - 1, all = seen.size(1);
+  auto from = data<int64_t>(bounds);
+  auto position = data<int32_t>(seen), shared = position + all, start = shared + all;
+  at::parallel_for(0, trees * kv, 1, [&](int64_t first, int64_t last) {
+    f(first, last, [&](int64_t item) {
+      auto row = from[item % trees];
+      return std::tuple(item / trees, Tree{from[item % trees + 1] - row, position + row, shared + row, start + row}, row);
+    });
+  });
+}
+
+// Of projections [n, (heads + 2 kv) * d], what each row attends to, [n, heads * d]. Rotated queries and keys are made again on the way
+// back: nothing of them is kept. Trees are [bounds[i], bounds[i + 1]) each; `seen` [3, n] is position, shared and start of their rows.
 struct Causal : Function<Causal> {
   static Tensor forward(AutogradContext *ctx, Tensor x, optional<Tensor> q_norm, optional<Tensor> k_norm, optional<Tensor> dq_norm,
-                        optional<Tensor> dk_norm, Tensor cos, Tensor sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d,
+                        optional<Tensor> dk_norm, Tensor cos, Tensor sin, Tensor bounds, Tensor seen, int64_t heads, int64_t kv, int64_t d,
                         double eps) {
     check_heads(x, q_norm, k_norm, cos, sin, heads, kv, d);
-    TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && x.size(0) == b * t && t <= cos.size(0), "projections of shape ", x.sizes());
-    auto y = at::empty({b * t, heads * d}, x.options()), logs = at::empty({b, heads, t}, at::kFloat);
-    Sequences s{b, t, Heads{heads, kv, d, static_cast<float>(eps)}, data<float>(cos), data<float>(sin)};
+    auto n = x.size(0);
+    TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && seen.is_contiguous() && seen.size(1) == n, "projections of shape ", x.sizes());
+    auto y = at::empty({n, heads * d}, x.options()), logs = at::empty({heads, n}, at::kFloat);
+    Heads h{heads, kv, d, static_cast<float>(eps)};
     both_and_factors(x, [&](auto zero, auto factor) {
       using T = decltype(zero);
       using E = decltype(factor);
       SmallProduct<E> small_product;
-      at::parallel_for(0, b * kv, 1, [&](int64_t from, int64_t to) {
-        for (int64_t item = from; item < to; item++) {
-          auto row = item / kv;
-          causal_head<T, E>(data<T>(x) + row * t * s.h.width(), data<T>(q_norm), data<T>(k_norm), s, item % kv,
-                            y.data_ptr<T>() + row * t * heads * d, logs.data_ptr<float>() + row * heads * t, small_product);
+      each_head(bounds, seen, kv, [&](int64_t first, int64_t last, auto item) {
+        for (int64_t i = first; i < last; i++) {
+          auto [head, tree, row] = item(i);
+          causal_head<T, E>(data<T>(x) + row * h.width(), data<T>(q_norm), data<T>(k_norm), {tree, h, data<float>(cos), data<float>(sin)},
+                            head, y.data_ptr<T>() + row * heads * d, logs.data_ptr<float>() + row, n, small_product);
         }
         small_product.release();
       });
     });
-    ctx->save_for_backward({x, q_norm.value_or(Tensor()), k_norm.value_or(Tensor()), cos, sin, y, logs});
+    ctx->save_for_backward({x, q_norm.value_or(Tensor()), k_norm.value_or(Tensor()), cos, sin, y, logs, bounds, seen});
     ctx->saved_data["dq_norm"] = dq_norm;
     ctx->saved_data["dk_norm"] = dk_norm;
-    for (auto [name, number] : {std::pair("b", b), {"t", t}, {"heads", heads}, {"kv", kv}, {"d", d}}) ctx->saved_data[name] = number;
+    for (auto [name, number] : {std::pair("heads", heads), {"kv", kv}, {"d", d}}) ctx->saved_data[name] = number;
     ctx->saved_data["eps"] = eps;
     return y;
   }
   static variable_list backward(AutogradContext *ctx, variable_list grads) {
     auto saved = ctx->get_saved_variables();
-    auto x = saved[0], y = saved[5], logs = saved[6], dy = grads[0].contiguous();
+    auto x = saved[0], cos = saved[3], sin = saved[4], y = saved[5], logs = saved[6], dy = grads[0].contiguous();
     auto q_norm = given(saved[1]), k_norm = given(saved[2]);
     auto number = [&](const char *name) { return ctx->saved_data[name].toInt(); };
-    auto b = number("b"), t = number("t"), heads = number("heads"), kv = number("kv"), d = number("d");
+    auto heads = number("heads"), kv = number("kv"), d = number("d"), n = x.size(0);
     auto dx = at::empty_like(x), sums = partial_sums(2 * d);
-    Sequences s{b, t, Heads{heads, kv, d, static_cast<float>(ctx->saved_data["eps"].toDouble())}, data<float>(saved[3]), data<float>(saved[4])};
+    Heads h{heads, kv, d, static_cast<float>(ctx->saved_data["eps"].toDouble())};
     both_and_factors(x, [&](auto zero, auto factor) {
       using T = decltype(zero);
       using E = decltype(factor);
       SmallProduct<E> small_product;
-      at::parallel_for(0, b * kv, 1, [&](int64_t from, int64_t to) {
-        for (int64_t item = from; item < to; item++) {
-          auto row = item / kv, in = row * t * s.h.width(), out = row * t * heads * d;
-          causal_head_back<T, E>(data<T>(x) + in, data<T>(q_norm), data<T>(k_norm), s, item % kv, data<T>(y) + out,
-                                 data<float>(logs) + row * heads * t, data<T>(dy) + out, dx.data_ptr<T>() + in,
+      each_head(saved[7], saved[8], kv, [&](int64_t first, int64_t last, auto item) {
+        for (int64_t i = first; i < last; i++) {
+          auto [head, tree, row] = item(i);
+          auto in = row * h.width(), out = row * heads * d;
+          causal_head_back<T, E>(data<T>(x) + in, data<T>(q_norm), data<T>(k_norm), {tree, h, data<float>(cos), data<float>(sin)}, head,
+                                 data<T>(y) + out, data<float>(logs) + row, n, data<T>(dy) + out, dx.data_ptr<T>() + in,
                                  sums.data_ptr<float>() + at::get_thread_num() * 2 * d, small_product);
         }
         small_product.release();
@@ -246,22 +266,19 @@ struct Causal : Function<Causal> {
 extern "C" {
 
 // Queries, keys and values of `[b * t]` rows, each `[b, heads, t, d]`.
-char *tidegate_split(Tensor **q, Tensor **k, Tensor **v, const Tensor *x, const Tensor *q_norm, const Tensor *k_norm, const Tensor *dq_norm,
-                     const Tensor *dk_norm, const Tensor *cos, const Tensor *sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d,
-                     double eps) {
+char *tidegate_split(Tensor **q, Tensor **k, Tensor **v, const Attention *a, int64_t b, int64_t t) {
   return guarded([&] {
-    auto all =
-        Split::apply(*x, given(q_norm), given(k_norm), given(dq_norm), given(dk_norm), *cos, *sin, b, t, heads, kv, d, eps);
+    auto all = Split::apply(*a->x, given(a->q_norm), given(a->k_norm), given(a->dq_norm), given(a->dk_norm), *a->cos, *a->sin, b, t,
+                            a->heads, a->kv, a->d, a->eps);
     *q = new Tensor(all[0]), *k = new Tensor(all[1]), *v = new Tensor(all[2]);
   });
 }
 
-// What each token of `[b, t]` attends to, `[b * t, heads * d]`, on the CPU.
-char *tidegate_causal(Tensor **out, const Tensor *x, const Tensor *q_norm, const Tensor *k_norm, const Tensor *dq_norm, const Tensor *dk_norm,
-                      const Tensor *cos, const Tensor *sin, int64_t b, int64_t t, int64_t heads, int64_t kv, int64_t d, double eps) {
+// What each row of some trees attends to, `[n, heads * d]`, on the CPU.
+char *tidegate_causal(Tensor **out, const Attention *a, const Tensor *bounds, const Tensor *seen) {
   return guarded([&] {
-    *out = new Tensor(
-        Causal::apply(*x, given(q_norm), given(k_norm), given(dq_norm), given(dk_norm), *cos, *sin, b, t, heads, kv, d, eps));
+    *out = new Tensor(Causal::apply(*a->x, given(a->q_norm), given(a->k_norm), given(a->dq_norm), given(a->dk_norm), *a->cos, *a->sin,
+                                    *bounds, *seen, a->heads, a->kv, a->d, a->eps));
   });
 }
 }

@@ -256,19 +256,20 @@ void attend_all(const Tensor &x, const T *q_norm, const T *k_norm, const Tensor 
 extern "C" {
 
 // Enters the keys and values of `slots.size(0)` rows into the cache and attends: `[rows of x, heads * d]`, on the CPU.
-char *tidegate_attend(Tensor **out, const Tensor *x, const Tensor *q_norm, const Tensor *k_norm, const Tensor *cos, const Tensor *sin,
-                      const Tensor *keys, const Tensor *values, const Tensor *slots, const Tensor *positions, int64_t heads, double eps) {
+char *tidegate_attend(Tensor **out, const Attention *a, const Tensor *keys, const Tensor *values, const Tensor *slots,
+                      const Tensor *positions) {
   return guarded([&] {
-    auto kv = keys->size(1), d = keys->size(3);
-    check_heads(*x, given(q_norm), given(k_norm), *cos, *sin, heads, kv, d);
-    TORCH_CHECK(x->is_contiguous() && keys->is_contiguous() && values->is_contiguous(), "tensors with gaps");
+    const auto &x = *a->x;
+    auto q_norm = given(a->q_norm), k_norm = given(a->k_norm);
+    check_heads(x, q_norm, k_norm, *a->cos, *a->sin, a->heads, a->kv, a->d);
+    TORCH_CHECK(x.is_contiguous() && keys->is_contiguous() && values->is_contiguous(), "tensors with gaps");
     auto rows = slots->size(0);
-    auto y = at::empty({x->size(0), heads * d}, x->options());
-    if (rows < x->size(0)) y.narrow(0, rows, x->size(0) - rows).zero_();
-    Heads h{heads, kv, d, static_cast<float>(eps)};
-    both(*x, [&](auto zero) {
+    auto y = at::empty({x.size(0), a->heads * a->d}, x.options());
+    if (rows < x.size(0)) y.narrow(0, rows, x.size(0) - rows).zero_();
+    Heads h{a->heads, a->kv, a->d, static_cast<float>(a->eps)};
+    both(x, [&](auto zero) {
       using T = decltype(zero);
-      attend_all<T>(*x, data<T>(given(q_norm)), data<T>(given(k_norm)), *cos, *sin, *keys, *values, *slots, *positions, h, y);
+      attend_all<T>(x, data<T>(q_norm), data<T>(k_norm), *a->cos, *a->sin, *keys, *values, *slots, *positions, h, y);
     });
     *out = new Tensor(y);
   });
