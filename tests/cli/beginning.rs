@@ -32,7 +32,7 @@ fn workplace() -> TempDir {
 /// Catches a signal that kills a run which has made its folder and has not said that it listens: it left `spec.toml.tmp`.
 #[test]
 fn a_signal_is_heard_from_the_first_file_on() {
-    for _ in 0..8 {
+    for _ in 0..4 {
         let running = Running::at(workplace(), &["env", "--default-signal=INT,TERM"], &["run", "spec.toml"]);
         let (start, rollouts) = (Instant::now(), running.path().join("rollouts"));
         while !rollouts.exists() {
