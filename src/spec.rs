@@ -1,7 +1,9 @@
 //! The run's configuration, composed of each floor's own (floor 3). Every key has a default that is written out again.
 
 mod check;
+mod explain;
 mod read;
+mod schedule;
 
 pub use check::{check_counts, check_learning, check_sampling, check_threads};
 pub use read::{read, text_of};
@@ -127,8 +129,8 @@ impl Default for BatchSpec {
     }
 }
 
-/// When groups are admitted and trained (`[schedule]`).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// When groups are admitted and trained (`[schedule]`). Written out without the key that its kind does not read.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleSpec {
     /// `pipeline`; or by turns, `conventional` or `one_step_off`.
@@ -255,7 +257,10 @@ impl Spec {
     /// A file that cannot be read, TOML that cannot be parsed, a key that does not exist (the nearest is named), a value that
     /// is not one of the allowed.
     pub fn load(path: &Path, sets: &[String]) -> Result<Spec> {
-        let mut spec: Spec = read(&text_of(path)?, &path.display().to_string(), sets)?;
+        let name = path.display().to_string();
+        let mut table = read::parsed(&text_of(path)?, &name)?;
+        schedule::give_way(&mut table, sets);
+        let mut spec: Spec = read::laid_over(table, &name, sets)?;
         if spec.output.as_os_str().is_empty() {
             spec.output = Path::new("runs").join(path.file_stem().unwrap_or_else(|| OsStr::new("run")));
         }
@@ -269,7 +274,9 @@ impl Spec {
     /// # Errors
     /// As [`Spec::load`].
     pub fn from_text(text: &str, sets: &[String]) -> Result<Spec> {
-        let spec: Spec = read(text, "spec", sets)?;
+        let mut table = read::parsed(text, "spec")?;
+        schedule::leave_out_what_is_not_read(&mut table);
+        let spec: Spec = read::laid_over(table, "spec", sets)?;
         spec.validate()?;
         Ok(spec)
     }

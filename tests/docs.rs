@@ -14,7 +14,7 @@ use tidegate::jobs::sft::{SftSpec, StartModel};
 use tidegate::kernel::advantage::Advantage;
 use tidegate::kernel::aggregation::Aggregation;
 use tidegate::kernel::loss::Loss;
-use tidegate::spec::{EvalSpec, ScheduleKind, Spec, ZeroVariance};
+use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::fit::TooLong;
@@ -107,11 +107,14 @@ fn every_key_of_a_run_has_its_row_and_default() {
     let mut found = wrong(&page, "## Top level", &without(keys.clone(), &SECTIONS), &without(table(&spec), &SECTIONS));
     for (name, value) in table(&spec).into_iter().filter(|(name, _)| SECTIONS.contains(&name.as_str())) {
         if let Value::Table(defaults) = value
-            && !["reward", "eval"].contains(&name.as_str())
+            && !["reward", "eval", "schedule"].contains(&name.as_str())
         {
             found.extend(wrong(&page, &format!("## `[{name}]`"), &defaults, &defaults));
         }
     }
+    let mut schedule = table(&ScheduleSpec { kind: ScheduleKind::Conventional, ..spec.schedule.clone() });
+    schedule.extend(table(&spec.schedule));
+    found.extend(wrong(&page, "## `[schedule]`", &schedule, &schedule));
     let eval = table(&EvalSpec { data: Some(data()), ..spec.eval.clone() });
     found.extend(wrong(&page, "## `[eval]`", &eval, &table(&spec.eval)));
     found.extend(wrong(&page, "## `[data]`", &table(&data()), &table(&DataSpec::new("a.jsonl"))));

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::jobs::Output;
-use crate::jobs::replay::{Identity, Options, replay};
+use crate::jobs::replay::{Identity, Options, readable, replay};
 use std::path::PathBuf;
 
 /// Train again from recorded rollouts, without a generator
@@ -14,8 +14,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// The run's folder
     run: PathBuf,
-    /// Change anything that training reads (learn.*, estimate.*); may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[arg(long = "set", value_name = "KEY=VALUE", help = sets())]
     sets: Vec<String>,
     /// Replay only the first N steps
     #[arg(long, value_name = "N")]
@@ -34,4 +33,9 @@ impl Args {
         let identity = if self.force { Identity::Waived } else { Identity::Required };
         replay(&Options { run: self.run, sets: self.sets, steps: self.steps, identity, output })
     }
+}
+
+/// The help of `--set`.
+fn sets() -> String {
+    format!("Change what training reads ({}); may be repeated", readable())
 }

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::jobs::Output;
 use crate::jobs::recovery::Bits;
-use crate::jobs::resume::{Options, resume};
+use crate::jobs::resume::{Options, changeable, resume};
 use std::path::PathBuf;
 
 /// Go on with a run that was stopped, killed, or that failed
@@ -16,11 +16,7 @@ pub struct Args {
     /// The run's folder
     run: PathBuf,
     /// Change a key that a run can change in its middle; may be repeated
-    ///
-    /// These are steps, checkpoint.*, eval.*, estimate.discard_limit, generate.slots, generate.time_limit_s, learn.* (but for
-    /// value_coef), where and how long an outside reward is asked, workers.generators and workers.generator_threads. For
-    /// example: --set steps=400
-    #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[arg(long = "set", value_name = "KEY=VALUE", long_help = sets())]
     sets: Vec<String>,
     /// Go on although the steps that are trained again differ from the log (another machine or build)
     #[arg(long)]
@@ -36,4 +32,13 @@ impl Args {
         let bits = if self.force { Bits::Any } else { Bits::Same };
         resume(&Options { run: self.run, sets: self.sets, bits, output })
     }
+}
+
+/// The long help of `--set`.
+fn sets() -> String {
+    format!(
+        "Change a key that a run can change in its middle; may be repeated\n\nThese are {}. For example: --set \
+         steps=400",
+        changeable()
+    )
 }

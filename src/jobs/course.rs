@@ -10,15 +10,18 @@ use crate::jobs::eval::{self, Evaluation, Evaluator, Mode, evaluate};
 use crate::jobs::recovery::Origin;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
-use crate::jobs::summary::{Evaluations, Summary};
+use crate::jobs::summary::{Ending, Evaluations, Summary};
 use crate::jobs::training::{self, Training};
 use crate::jobs::{Output, print, say};
 use crate::spec::{EvalWhen, Spec};
 use crate::store::{RunFolder, write_metrics};
 use crate::tasks::prompts::Use;
 use crate::tasks::source;
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use tidegate_operators::fault::Halt;
+use tidegate_operators::plan::ShortBatch;
 use tidegate_operators::record::Group;
 
 /// What a run is made of, besides its engine.
@@ -72,6 +75,11 @@ impl Course {
         let evaluated = spec.eval.when == EvalWhen::Checkpoints && !held_out.is_empty();
         let best = evaluated.then(evaluator).transpose()?.map(|evaluator| Best::new(folder, evaluator, halt));
         let mut outcome = training::train(&training, prompts, origin, best, halt)?;
+        let ending = match outcome.version {
+            done if done >= spec.steps => Ending::Steps,
+            _ if halt.is_set() => Ending::Signal,
+            _ => Ending::Prompts,
+        };
         let metrics = write_metrics(folder);
         let sealed = |steps| say(format_args!("{steps} steps are sealed in {}", folder.path().display()));
         if let Some((fault, others)) = outcome.faults.split_first() {
@@ -86,6 +94,9 @@ impl Course {
             sealed(outcome.version);
             return Err(error);
         }
+        if ending == Ending::Prompts && outcome.version == 0 {
+            return Err(nothing_trained(&spec, &outcome.sealed.not_trained));
+        }
         let after = match outcome.weights.take() {
             Some(weights) => {
                 engine.set_weights(&weights);
@@ -93,13 +104,29 @@ impl Course {
             }
             None => None,
         };
-        let summary = Summary::new(&spec, &outcome, before, after);
+        let summary = Summary::new(&spec, &outcome, ending, [before, after]);
         match output {
             Output::Text => print(&summary)?,
             Output::Json => print(serde_json::to_string(&summary).unwrap_or_default())?,
         }
         interrupt.signal().map_or(Ok(()), |signal| Err(Error::Signal(signal)))
     }
+}
+
+/// Prompts that ended before there was a batch: the run has nothing to show for itself.
+fn nothing_trained(spec: &Spec, not_trained: &BTreeMap<String, u64>) -> Error {
+    let file = spec.data.as_ref().map(|data| data.file.as_path()).unwrap_or(Path::new("task"));
+    let became = not_trained.iter().map(|(status, rollouts)| format!("{rollouts} rollouts {status}"));
+    let became = became.collect::<Vec<_>>().join(", ");
+    let (size, short) = (
+        spec.batch.batch_size,
+        match spec.schedule.short_batch {
+            ShortBatch::Train => "",
+            ShortBatch::Discard => "; schedule.short_batch = \"train\" would train fewer",
+        },
+    );
+    let why = format!("its prompts ended before the first step, which takes {size} rollouts (batch.batch_size){short}");
+    Error::file(file, if became.is_empty() { why } else { format!("{why}: {became}") })
 }
 
 /// The longest completion must leave room for a prompt.

@@ -39,6 +39,12 @@ use rustix::io::Errno;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write, stderr, stdout};
 
+/// Keys by how they begin, in a sentence: `learn.*, model.device`.
+fn told(keys: &[&str]) -> String {
+    let told = keys.iter().map(|key| if key.ends_with('.') { format!("{key}*") } else { (*key).to_owned() });
+    told.collect::<Vec<_>>().join(", ")
+}
+
 /// How a job prints its result on stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {

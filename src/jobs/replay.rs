@@ -6,7 +6,7 @@ use crate::jobs::lent::Lent;
 use crate::jobs::retrace::Retrace;
 use crate::jobs::run::{torch, toy};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
-use crate::jobs::{Output, say};
+use crate::jobs::{Output, say, told};
 use crate::spec::{EngineKind, Spec};
 use crate::store::{Footer, LogReader, RunFolder};
 use crate::tasks::spec::Source;
@@ -33,7 +33,12 @@ pub struct Options {
 }
 
 /// Keys that a replay reads: others cannot change what recorded tokens teach.
-const READ: [&str; 4] = ["learn.", "estimate.", "workers.learner_threads", "model."];
+const READ: [&str; 4] = ["learn.", "estimate.", "model.", "workers.learner_threads"];
+
+/// The keys that a replay reads, as help and errors tell them.
+pub fn readable() -> String {
+    told(&READ)
+}
 
 /// Replays a run and prints what it found.
 ///
@@ -48,7 +53,7 @@ pub fn replay(options: &Options) -> Result<()> {
     for set in &options.sets {
         let key = set.split('=').next().unwrap_or(set).trim();
         if !READ.iter().any(|read| key.starts_with(read)) {
-            let why = "not read when recorded rollouts are trained; allowed: learn.*, estimate.*, model.*, workers.learner_threads";
+            let why = format!("not read when recorded rollouts are trained; allowed: {}", readable());
             return Err(Error::config("--set", set, why));
         }
     }

@@ -5,13 +5,14 @@ use crate::error::{Error, Result};
 use crate::jobs::course::Course;
 use crate::jobs::recovery::{Bits, recover};
 use crate::jobs::run::{plan, torch, toy};
-use crate::jobs::{Output, say, signals};
+use crate::jobs::{Output, say, signals, told};
 use crate::spec::{EngineKind, Spec};
 use crate::store::ledger::State;
 use crate::store::{LogReader, RunFolder, read_json_rows};
 use crate::tasks::item::Item;
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// What to go on with.
@@ -116,6 +117,14 @@ fn is_finished(folder: &RunFolder) -> Result<bool> {
     Ok(kept && derived)
 }
 
+/// The keys that a run can take in its middle, as help and errors tell them.
+pub fn changeable() -> String {
+    format!("{}; but not {CRITIC}", told(&HARMLESS))
+}
+
+/// Without a critic there are no values, with one there must be.
+const CRITIC: &str = "learn.value_coef";
+
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
 const HARMLESS: [&str; 20] = [
@@ -141,10 +150,31 @@ const HARMLESS: [&str; 20] = [
     "workers.generator_threads",
 ];
 
+/// What is wrong with a folder without `spec.toml`.
+fn without_specification(folder: &RunFolder) -> Error {
+    let why = match folder.sealed_steps().map(|steps| steps.len()) {
+        Ok(0) => {
+            "the run was ended before it wrote its spec.toml, so it has no sealed step and nothing to go on with; start it \
+                  anew: tidegate run SPEC.toml"
+                .to_owned()
+        }
+        Ok(steps) => {
+            format!(
+                "its spec.toml is gone; the footer of each of its {steps} steps in rollouts/ keeps the text, as tidegate.spec"
+            )
+        }
+        Err(error) => return error,
+    };
+    Error::file(folder.path(), why)
+}
+
 /// The run's specification, changed by `spec.toml` (if somebody edited it) and by `sets`; against that of the last sealed step.
 fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
     let path = folder.spec();
-    let text = fs::read_to_string(&path).map_err(|e| Error::file(&path, e))?;
+    let text = fs::read_to_string(&path).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => without_specification(folder),
+        _ => Error::file(&path, e),
+    })?;
     let spec = Spec::from_text(&text, sets)?;
     if let Some(set) = sets.iter().find(|set| set.split('=').next().is_some_and(|key| key.trim() == "output")) {
         return Err(Error::config("--set", set, "a run that goes on stays in its folder; move the folder if you like"));
@@ -161,20 +191,15 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
     let mut changed = BTreeSet::new();
     for key in recorded.keys().chain(now.keys()).filter(|key| *key != "output") {
         let (then, now) = (recorded.get(key), now.get(key));
-        let critic = key == "learn.value_coef";
         if then == now {
             continue;
         }
         let shown = |value: Option<&String>| value.map_or_else(|| "nothing".to_owned(), Clone::clone);
-        if HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && !critic {
+        if HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && key != CRITIC {
             changed.insert(format!("changed   {key}: {} now, {} before", shown(now), shown(then)));
             continue;
         }
-        let why = format!(
-            "the run has {} and cannot change it in its middle; it can change {}",
-            shown(then),
-            HARMLESS.map(|key| if key.ends_with('.') { format!("{key}*") } else { key.to_owned() }).join(", ")
-        );
+        let why = format!("the run has {} and cannot change it in its middle; it can change {}", shown(then), changeable());
         return Err(Error::config(key, shown(now), why));
     }
     changed.into_iter().for_each(say);

@@ -50,6 +50,8 @@ where
     E: Engine + 'static,
 {
     let mut course = Course::new(spec, &engine)?;
+    // A signal that comes until here ends the process, which has written nothing.
+    let interrupt = signals::halt_on_signals()?;
     let folder = claim(&course.spec)?;
     let _lock = folder.lock()?;
     course.spec.output = folder.path().to_owned();
@@ -66,7 +68,6 @@ where
             "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",
         );
     }
-    let interrupt = signals::halt_on_signals()?;
     let origin = Origin::new(&engine, spec)?;
     course.run(engine, origin, &folder, &interrupt, output)
 }
@@ -100,6 +101,14 @@ fn claim(spec: &Spec) -> Result<RunFolder> {
 
 /// Says that a run is there already, and how to go on with it.
 fn offer(taken: &RunFolder, path: &Path) {
+    if !taken.spec().exists() {
+        return say(format_args!(
+            "note      {} holds no spec.toml: a run that was ended before it wrote one (nothing is lost with it), or that \
+             begins just now; this is a new one, in {}",
+            taken.path().display(),
+            path.display()
+        ));
+    }
     let steps = taken.sealed_steps().map_or(0, |steps| steps.len());
     let there = taken.path().display();
     say(format_args!(

@@ -17,6 +17,18 @@ pub struct Evaluations {
     pub greedy: Evaluation,
 }
 
+/// What ended a run that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// All its steps are done.
+    Steps,
+    /// There are no more prompts: going on would find none either.
+    Prompts,
+    /// A signal.
+    Signal,
+}
+
 /// What a run was like.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -26,6 +38,7 @@ pub struct Summary {
     pub last_step: u64,
     /// What the specification asked for.
     pub steps_planned: u64,
+    pub ending: Ending,
     /// From the first admission to the last seal, without evaluation.
     pub training_s: f64,
     pub trained_rollouts: u64,
@@ -58,7 +71,9 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub fn new<W>(spec: &Spec, outcome: &Outcome<W>, before: Option<Evaluations>, after: Option<Evaluations>) -> Self {
+    /// `evaluated` before and after.
+    pub fn new<W>(spec: &Spec, outcome: &Outcome<W>, ending: Ending, evaluated: [Option<Evaluations>; 2]) -> Self {
+        let [before, after] = evaluated;
         let sealed = &outcome.sealed;
         let a_token = |sum: f64| (sealed.trained_tokens > 0).then(|| sum / sealed.trained_tokens as f64);
         let (steps, tenth) = (sealed.rewards.len(), sealed.rewards.len().div_ceil(10));
@@ -69,6 +84,7 @@ impl Summary {
             steps: steps as u64,
             last_step: outcome.version,
             steps_planned: spec.steps,
+            ending,
             training_s: outcome.seconds,
             trained_rollouts: sealed.trained_rollouts,
             trained_tokens: sealed.trained_tokens,
@@ -117,8 +133,10 @@ impl fmt::Display for Summary {
         };
         write!(f, "trained   {} steps{part} in {:.1} s: {} rollouts, ", s.steps, s.training_s, s.trained_rollouts)?;
         writeln!(f, "{} tokens", s.trained_tokens)?;
-        if s.last_step < s.steps_planned {
-            writeln!(f, "          of {} planned: the prompts ended, or the run was stopped", s.steps_planned)?;
+        match s.ending {
+            Ending::Steps => {}
+            Ending::Prompts => writeln!(f, "          of {} planned: the prompts ended", s.steps_planned)?,
+            Ending::Signal => writeln!(f, "          of {} planned: the run was stopped", s.steps_planned)?,
         }
         for (status, n) in &s.not_trained {
             writeln!(f, "          {n} rollouts {status}")?;
@@ -163,9 +181,11 @@ impl fmt::Display for Summary {
         }
         let run = s.run.display();
         writeln!(f, "model     {run}/checkpoints/step-{:08}", s.last_step)?;
-        if s.last_step < s.steps_planned {
-            return write!(f, "next      tidegate resume {run}    or    tidegate analyze {run}");
+        match s.ending {
+            Ending::Signal => write!(f, "next      tidegate resume {run}    or    tidegate analyze {run}"),
+            Ending::Steps | Ending::Prompts => {
+                write!(f, "next      tidegate analyze {run}    or    tidegate replay {run}")
+            }
         }
-        write!(f, "next      tidegate analyze {run}    or    tidegate replay {run}")
     }
 }

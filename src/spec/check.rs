@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::tasks::generated::Mix;
+use std::collections::BTreeSet;
 
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
 const MOST: usize = 1 << 24;
@@ -30,10 +31,8 @@ impl Spec {
             let why = "name a model's folder: config.json, model.safetensors, tokenizer.json";
             return Err(Error::config("model.path", "\"\"", why));
         }
-        for (key, dtype) in [("generate.dtype", g.dtype), ("learn.dtype", self.learn.dtype)] {
-            if self.model.engine == EngineKind::Toy && dtype != Dtype::Fp32 {
-                return Err(Error::config(key, "bf16", "the toy engine computes in fp32"));
-            }
+        if self.model.engine == EngineKind::Toy {
+            self.validate_toy()?;
         }
         if self.checkpoint.keep == 0 {
             return Err(Error::config("checkpoint.keep", 0, "at least 1: the newest is what the run goes on from"));
@@ -49,6 +48,23 @@ impl Spec {
             return Err(Error::config("eval.prompts", self.eval.prompts, format!("at most {MOST}")));
         }
         self.validate_data()
+    }
+
+    /// The toy engine would take these and do nothing with them.
+    fn validate_toy(&self) -> Result<()> {
+        for (key, dtype) in [("generate.dtype", self.generate.dtype), ("learn.dtype", self.learn.dtype)] {
+            if dtype != Dtype::Fp32 {
+                return Err(Error::config(key, "bf16", "the toy engine computes in fp32"));
+            }
+        }
+        if self.learn.activation_checkpointing {
+            let why = "the toy engine has no layers to compute again; allowed: false";
+            return Err(Error::config("learn.activation_checkpointing", true, why));
+        }
+        if self.model.device != "cpu" {
+            return Err(Error::config("model.device", &self.model.device, "the toy engine is on the cpu; allowed: cpu"));
+        }
+        Ok(())
     }
 
     fn validate_data(&self) -> Result<()> {
@@ -85,24 +101,13 @@ impl Spec {
         Ok(())
     }
 
-    /// A key of the schedule of another kind would be without effect.
     fn validate_schedule(&self) -> Result<()> {
-        let (given, default) = (&self.schedule, ScheduleSpec::default());
-        match given.kind {
-            ScheduleKind::Pipeline if given.steps != default.steps => {
-                let why = "is of `conventional` and `one_step_off`; a pipeline is bounded by schedule.max_lag";
-                Err(Error::config("schedule.steps", given.steps, why))
-            }
-            ScheduleKind::Conventional | ScheduleKind::OneStepOff if given.max_lag != default.max_lag => {
-                let why = "is of a pipeline; by turns schedule.steps bounds the lag";
-                Err(Error::config("schedule.max_lag", given.max_lag, why))
-            }
-            ScheduleKind::Conventional | ScheduleKind::OneStepOff if !(1..=MOST_STEPS).contains(&given.steps) => {
-                let why = format!("a phase has at least 1 step, at most {MOST_STEPS}");
-                Err(Error::config("schedule.steps", given.steps, why))
-            }
-            _ => Ok(()),
+        let ScheduleSpec { kind, steps, .. } = self.schedule;
+        if kind != ScheduleKind::Pipeline && !(1..=MOST_STEPS).contains(&steps) {
+            let why = format!("a phase has at least 1 step, at most {MOST_STEPS}");
+            return Err(Error::config("schedule.steps", steps, why));
         }
+        Ok(())
     }
 
     fn validate_workers(&self) -> Result<()> {
@@ -117,6 +122,11 @@ impl Spec {
         }
         if w.generators.is_empty() {
             return Err(Error::config("workers.generators", "[]", "at least one worker must generate"));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = w.generators.iter().find(|worker| !seen.insert(**worker)) {
+            let why = format!("worker {twice} is listed twice; each generates once, so list it once");
+            return Err(Error::config("workers.generators", format!("{:?}", w.generators), why));
         }
         for key in [("workers.generator_threads", w.generator_threads), ("workers.learner_threads", w.learner_threads)] {
             check_threads(key.0, key.1)?;
@@ -254,7 +264,14 @@ mod tests {
                 "workers.generators=[0,3]",
                 "workers.generators = [0, 3]: worker 2 has nothing to do: indices count from 0 without gaps",
             ),
-            ("workers.generators=[0,0]", "workers.generators = 0: a worker can be listed once"),
+            (
+                "workers.generators=[0,0]",
+                "workers.generators = [0, 0]: worker 0 is listed twice; each generates once, so list it once",
+            ),
+            (
+                "workers={generators=[1,0,2,1],learners=[0]}",
+                "workers.generators = [1, 0, 2, 1]: worker 1 is listed twice; each generates once, so list it once",
+            ),
             ("generate.temperature=0", "generate.temperature = 0: a number above 0"),
             ("learn.lr=-1", "learn.lr = -1: a number above 0"),
             ("learn.beta1=1.0", "learn.beta1 = 1: a number from 0 to below 1"),
@@ -267,11 +284,11 @@ mod tests {
             ("steps=0", "steps = 0: at least 1 step"),
             (
                 "schedule.steps=2",
-                "schedule.steps = 2: is of `conventional` and `one_step_off`; a pipeline is bounded by schedule.max_lag",
+                "schedule.steps = 2: means nothing with schedule.kind = \"pipeline\"; allowed: kind, max_lag, order, short_batch",
             ),
             (
-                "schedule={kind='conventional',max_lag=2}",
-                "schedule.max_lag = 2: is of a pipeline; by turns schedule.steps bounds the lag",
+                "schedule={kind='conventional',max_lag=4}",
+                "schedule.max_lag = 4: means nothing with schedule.kind = \"conventional\"; allowed: kind, order, short_batch, steps",
             ),
             (
                 "schedule={kind='one_step_off',steps=0}",
@@ -283,6 +300,25 @@ mod tests {
         for set in ["generate.top_p=0.9", "generate.top_k=5"] {
             assert!(refused(set).contains("is not recorded"), "{}", refused(set));
         }
+    }
+
+    /// Catches a key that only the other engine reads and that a user believes to have an effect.
+    #[test]
+    fn the_toy_engine_refuses_what_it_does_not_do() {
+        let toy = |set: &str| Spec::from_text(START, &["model.engine=toy".to_owned(), set.to_owned()]);
+        for (set, message) in [
+            ("generate.dtype=bf16", "generate.dtype = bf16: the toy engine computes in fp32"),
+            ("learn.dtype=bf16", "learn.dtype = bf16: the toy engine computes in fp32"),
+            (
+                "learn.activation_checkpointing=true",
+                "learn.activation_checkpointing = true: the toy engine has no layers to compute again; allowed: false",
+            ),
+            ("model.device=cuda:0", "model.device = cuda:0: the toy engine is on the cpu; allowed: cpu"),
+        ] {
+            assert_eq!(toy(set).unwrap_err().to_string(), message);
+            Spec::from_text(START, &[set.to_owned()]).unwrap();
+        }
+        toy("learn.activation_checkpointing=false").unwrap();
     }
 
     /// Catches a typo that is silently left without effect, and one that names no way out.

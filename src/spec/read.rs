@@ -1,5 +1,6 @@
 //! Reading a specification: TOML, with `--set` assignments laid over it, refused by key where a key does not exist.
 
+use super::explain::{explain, no_such_key, short};
 use crate::engine::text_file;
 use crate::error::{Error, Result};
 use serde::Serialize;
@@ -26,13 +27,26 @@ pub fn text_of(path: &Path) -> Result<String> {
 /// # Errors
 /// TOML that cannot be parsed, a key that does not exist (the nearest is named), a value that is not one of the allowed.
 pub fn read<S: Serialize + DeserializeOwned + Default>(text: &str, name: &str, sets: &[String]) -> Result<S> {
-    let mut table = text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, no_toml(&e, text)))?;
+    laid_over(parsed(text, name)?, name, sets)
+}
+
+/// The TOML of a specification.
+pub(super) fn parsed(text: &str, name: &str) -> Result<toml::Table> {
+    text.parse::<toml::Table>().map_err(|e| Error::config("SPEC", name, no_toml(&e, text)))
+}
+
+/// What a table makes with `sets` laid over it.
+pub(super) fn laid_over<S>(mut table: toml::Table, name: &str, sets: &[String]) -> Result<S>
+where
+    S: Serialize + DeserializeOwned + Default,
+{
     for set in sets {
         assign(&mut table, set)?;
     }
     let known = toml::Table::try_from(S::default()).map_err(|e| Error::config("SPEC", name, e.to_string()))?;
     refuse_unknown(&table, &known, "")?;
-    let spec: S = toml::Value::Table(table.clone()).try_into().map_err(|e| explain(&e, &table))?;
+    let made = |table: toml::Table| toml::Value::Table(table).try_into::<S>();
+    let spec = made(table.clone()).map_err(|e| explain(&e, &table, |table| made(table).err()))?;
     let written = toml::Table::try_from(&spec).map_err(|e| Error::config("SPEC", name, e.to_string()))?;
     refuse_ineffective(&toml::Value::Table(table), &toml::Value::Table(written), "")?;
     Ok(spec)
@@ -44,7 +58,8 @@ fn refuse_ineffective(given: &toml::Value, written: &toml::Value, path: &str) ->
         (toml::Value::Table(given), toml::Value::Table(written)) => given.iter().try_for_each(|(key, value)| {
             let full = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
             let Some(written_value) = written.get(key) else {
-                let kind = given.get("kind").map_or_else(String::new, |kind| format!(" with {path}.kind = {}", short(kind)));
+                let kind =
+                    written.get("kind").map_or_else(String::new, |kind| format!(" with {path}.kind = {}", short(kind)));
                 let names: Vec<&str> = written.keys().map(String::as_str).collect();
                 let reason = format!("means nothing{kind}; allowed: {}", names.join(", "));
                 return Err(Error::config(full, short(value), reason));
@@ -79,7 +94,7 @@ fn assign(table: &mut toml::Table, set: &str) -> Result<()> {
 }
 
 /// Keys whose tables have one shape or another (or are absent by default): serde checks what is in them.
-const CHECKED_LATER: [&str; 5] = ["data", "eval.data", "reward", "learn.loss", "learn.aggregation"];
+const CHECKED_LATER: [&str; 6] = ["data", "eval.data", "reward", "schedule.steps", "learn.loss", "learn.aggregation"];
 
 /// Names the first key that no spec has, with the nearest one that exists.
 fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Result<()> {
@@ -104,84 +119,6 @@ fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Res
         }
     }
     Ok(())
-}
-
-fn short(value: &toml::Value) -> String {
-    let text = value.to_string().replace('\n', " ");
-    if text.chars().count() > 60 { text.chars().take(57).chain("...".chars()).collect() } else { text }
-}
-
-/// A key that does not exist, with those that do; the nearest first.
-fn no_such_key(prefix: &str, key: &str, value: &toml::Value, names: &[&str]) -> Error {
-    let hint = nearest(key, names).map_or_else(String::new, |name| format!("did you mean {prefix}{name}? "));
-    let reason = format!("no such key; {hint}allowed: {}", names.join(", "));
-    Error::config(format!("{prefix}{key}"), short(value), reason)
-}
-
-fn nearest<'a>(word: &str, names: &[&'a str]) -> Option<&'a str> {
-    names.iter().copied().max_by(|a, b| strsim::jaro(a, word).total_cmp(&strsim::jaro(b, word)))
-}
-
-/// toml's message ends with "in `key`"; the value stands in the table. Where it is about a word that is not one of the allowed,
-/// the nearest is named.
-fn explain(error: &toml::de::Error, table: &toml::Table) -> Error {
-    let text = error.to_string();
-    let key = text.rsplit_once("in `").and_then(|(_, rest)| rest.split('`').next()).unwrap_or_default().to_owned();
-    let found = if key.is_empty() { Some(toml::Value::Table(table.clone())) } else { lookup(table, &key) };
-    let message = error.message().trim();
-    let (what, allowed) = message.split_once(", expected").unwrap_or((message, ""));
-    let words = |text| quoted(text).collect::<Vec<_>>();
-    match (what.split('`').next().map(str::trim), words(what).as_slice(), found) {
-        (Some("unknown field"), [field], Some(found)) => {
-            let (place, value) = place_of(field, &found, &key).unwrap_or((key, found));
-            let prefix = if place.is_empty() { String::new() } else { format!("{place}.") };
-            no_such_key(&prefix, field, &value, &words(allowed))
-        }
-        (Some("unknown variant"), [variant], found) => {
-            let names = words(allowed);
-            let hint = nearest(variant, &names).map_or_else(String::new, |name| format!("did you mean `{name}`? "));
-            let value = found.map_or_else(|| "?".into(), |value| short(&value));
-            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-            Error::config(key, value, format!("`{variant}` is not allowed; {hint}allowed: {}", names.join(", ")))
-        }
-        (Some("missing field"), [field], _) => {
-            let key = if key.is_empty() { (*field).to_owned() } else { format!("{key}.{field}") };
-            Error::config(key, "absent", "it has no default and must be given")
-        }
-        (_, _, found) => {
-            let key = if key.is_empty() { "spec".to_owned() } else { key };
-            Error::config(key, found.map_or_else(|| "?".into(), |value| short(&value)), message.replace('\n', " "))
-        }
-    }
-}
-
-/// The words in backticks.
-fn quoted(text: &str) -> impl Iterator<Item = &str> {
-    text.split('`').skip(1).step_by(2)
-}
-
-/// Where below `at`, whose key is `path`, the first table with `key` is, and the key's value.
-fn place_of(key: &str, at: &toml::Value, path: &str) -> Option<(String, toml::Value)> {
-    match at {
-        toml::Value::Table(table) => table.get(key).map(|value| (path.to_owned(), value.clone())).or_else(|| {
-            let below = |name: &String| if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-            table.iter().find_map(|(name, value)| place_of(key, value, &below(name)))
-        }),
-        toml::Value::Array(list) => {
-            list.iter().enumerate().find_map(|(i, value)| place_of(key, value, &format!("{path}[{i}]")))
-        }
-        _ => None,
-    }
-}
-
-/// The value of a key; of a key of a list of tables (`task.kind`), the values of all.
-fn lookup(table: &toml::Table, key: &str) -> Option<toml::Value> {
-    key.split('.').try_fold(toml::Value::Table(table.clone()), |at, part| match at {
-        toml::Value::Array(tables) => {
-            Some(toml::Value::Array(tables.iter().filter_map(|table| table.get(part).cloned()).collect()))
-        }
-        at => at.get(part).cloned(),
-    })
 }
 
 /// toml's message on one line, with the place.

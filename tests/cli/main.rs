@@ -5,8 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod analyze;
+mod beginning;
 mod compaction;
 mod disk;
+mod ending;
 mod hard_cases;
 mod harness;
 mod prompts;

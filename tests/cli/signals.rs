@@ -114,7 +114,7 @@ fn a_closed_terminal_ends_a_run_cleanly() {
 fn a_signal_during_the_first_evaluation_is_heard() {
     let running = Running::start("eval.prompts=20000");
     running.until("spec.toml");
-    // The handler is set right after; the evaluation would take half a minute and more.
+    // The evaluation begins right after, and would take half a minute and more.
     std::thread::sleep(Duration::from_millis(500));
     running.signal("INT");
     let (ran, dir) = running.end();

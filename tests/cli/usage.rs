@@ -1,6 +1,6 @@
 //! Wrong usage: the exit code, and one line that names the key, its value and what would be right.
 
-use crate::harness::{run, tidegate, workplace};
+use crate::harness::{recorded_path, run, tidegate, workplace};
 use std::fs;
 
 /// Each of these once trained, hung, or failed with words that named nothing. Nothing may be left behind either: a refused
@@ -25,7 +25,9 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("workers.learners=[0,1]", &["workers.learners = [0, 1]: ", "allowed: a list of one index"]),
         ("workers.processes=2", &["workers.processes = 2: ", "allowed: 1"]),
         ("workers.generators=[]", &["workers.generators = []: at least one"]),
-        ("workers.generators=[0,0]", &["workers.generators = ", " once"]),
+        ("workers.generators=[0,0]", &["workers.generators = [0, 0]: worker 0 is listed twice"]),
+        ("generate.slots=-1", &["generate.slots = -1: expected a whole number, 0 or more"]),
+        ("learn.lr_schedule=cosin", &["learn.lr_schedule = \"cosin\": ", "did you mean `cosine`?"]),
         ("workers.learner_threads=0", &["workers.learner_threads = 0: at least 1"]),
         ("learn.loss=grpo", &["learn.loss = \"grpo\": ", "`reinforce`, `ppo`"]),
         ("learn.loss=supervised", &["learn.loss = supervised: ", "allowed: reinforce, ppo"]),
@@ -57,6 +59,11 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("estimate.advantage=gae", &["estimate.advantage = \"gae\": ", "`leave_one_out`"]),
         ("schedule.kind=asynchronous", &["schedule.kind = \"asynchronous\": ", "`pipeline`"]),
         ("schedule.max_lag=-1", &["schedule.max_lag = -1: "]),
+        (
+            "schedule={kind='conventional',max_lag=4}",
+            &["schedule.max_lag = 4: means nothing with schedule.kind = \"conventional\"; allowed: "],
+        ),
+        ("schedule.steps=1", &["schedule.steps = 1: means nothing with schedule.kind = \"pipeline\"; allowed: "]),
         ("steps=0", &["steps = 0: at least 1"]),
         ("steps=many", &["steps = \"many\": "]),
         ("task=[]", &["data = ", "no prompts: ", "data.file", "[[task]]"]),
@@ -70,6 +77,39 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         run(&dir, &[set]).refused(2, says);
         assert!(!dir.path().join("runs").exists(), "{set} left something");
     }
+}
+
+/// Catches a default that is written out though it means nothing, and then refused when the text is used.
+#[test]
+fn what_is_printed_of_a_specification_can_be_run() {
+    let dir = workplace();
+    // Another kind of schedule by `--set` is not held to the keys that the file has for its own.
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/data/demo.toml");
+    let printed = tidegate(dir.path(), &["run", demo, "--set", "schedule.kind=conventional", "--print-spec"]).ok().out;
+    assert!(printed.contains("\n[schedule]\nkind = \"conventional\"\nsteps = 1\n"), "{printed}");
+    for kind in ["pipeline", "conventional", "one_step_off"] {
+        let set = format!("schedule={{kind='{kind}'}}");
+        let printed = tidegate(dir.path(), &["run", "spec.toml", "--set", &set, "--print-spec"]).ok().out;
+        fs::write(dir.path().join("printed.toml"), &printed).unwrap();
+        assert_eq!(tidegate(dir.path(), &["run", "printed.toml", "--print-spec"]).ok().out, printed);
+    }
+}
+
+/// Catches keys that are taken and that the help does not name.
+#[test]
+fn the_help_of_set_names_the_keys_that_it_takes() {
+    let dir = workplace();
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let refused = tidegate(dir.path(), &["replay", recorded_path(), "--set", "seed=2"]);
+    let keys = refused.err.trim().rsplit_once("allowed: ").unwrap().1.to_owned();
+    assert!(keys.starts_with("learn.*, ") && keys.contains("model.*"), "{keys}");
+    let help = words(&tidegate(dir.path(), &["replay", "--help"]).ok().out);
+    assert!(help.contains(&format!("({keys})")), "{help}");
+    let refused = tidegate(dir.path(), &["resume", recorded_path(), "--set", "seed=2"]);
+    let keys = refused.err.trim().rsplit_once("it can change ").unwrap().1.to_owned();
+    assert!(keys.starts_with("steps, ") && keys.ends_with("; but not learn.value_coef"), "{keys}");
+    let help = words(&tidegate(dir.path(), &["resume", "--help"]).ok().out);
+    assert!(help.contains(&format!("These are {keys}. For example: ")), "{help}");
 }
 
 /// Catches a CUDA device that is taken where libtorch has none, and a message that does not say which one was asked for.

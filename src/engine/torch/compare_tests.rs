@@ -11,6 +11,7 @@ use safetensors::tensor::{self, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Write, stderr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::{Device, Tensor};
@@ -110,5 +111,6 @@ fn a_model_of_others_answers_for_comparison() {
     if let Some(folder) = std::env::var_os(VARIABLE) {
         return answer(Path::new(&folder));
     }
-    eprintln!("{VARIABLE} names no folder: no checkpoint is compared here");
+    // Not by a macro: of a test that passes nobody would see it.
+    writeln!(stderr(), "skipped: {VARIABLE} names no folder with questions; `make test-peers` asks them").unwrap();
 }
