@@ -171,7 +171,8 @@ pub struct Rollout {
     pub advantage: Vec<f32>,
     /// `[T]` filled by `train`: log-probability under the weights the step started from; empty before.
     pub logp_current: Vec<f32>,
-    /// The step that trained it (or that sealed it, for a rollout that was not trained); 0 before.
+    /// The step that trains it, filled before the learner has it (or the step that sealed it, for a rollout that was not trained);
+    /// 0 before.
     pub step: Step,
     /// Place in its batch, from 0.
     pub order: u32,

@@ -172,6 +172,7 @@ fn every_allowed_value_is_named() {
         ("## `[estimate]`", "advantage", expected::<Advantage>("?")),
         ("## `[estimate]`", "zero_variance", expected::<ZeroVariance>("?")),
         ("## `[learn]`", "loss", expected::<Loss>("?")),
+        ("## `[learn]`", "loss", expected::<tidegate::kernel::ratio::SequenceRatio>("?")),
         ("## `[learn]`", "aggregation", expected::<Aggregation>("?")),
         ("## `[learn]`", "lr_schedule", expected::<LrSchedule>("?")),
     ];
@@ -187,6 +188,36 @@ fn every_allowed_value_is_named() {
         let row = row(&section(&page, "## `[learn]`"), "loss").unwrap().join(" ");
         assert!(fields.iter().all(|field| row.contains(field.as_str())), "docs/spec.md, loss: one of {fields:?} is missing");
     }
+}
+
+/// What is wrong with the page of losses: a loss without a section, a section that lacks a part or shows other defaults.
+fn wrong_losses(page: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for loss in expected::<Loss>("?") {
+        let heading = format!("## `{loss}`");
+        if !page.lines().any(|line| line == heading) {
+            wrong.push(format!("{loss} has no section"));
+            continue;
+        }
+        let text = section(page, &heading).join("\n");
+        let parts = ["**Formula.**", "**When.**", "**At lag 0", "**Source.**"];
+        wrong.extend(parts.iter().filter(|part| !text.contains(**part)).map(|part| format!("{loss} lacks {part}")));
+        let said = text.split('`').nth(1).map(|said| format!("v = {said}"));
+        let said = said.and_then(|said| said.parse::<Table>().ok()?.remove("v")?.try_into::<Loss>().ok());
+        let keyless = Value::from(loss.as_str()).try_into::<Loss>().ok();
+        let default = Table::from_iter([(loss.clone(), Table::new().into())]).try_into::<Loss>().ok().or(keyless);
+        if said.is_none() || said != default {
+            wrong.push(format!("{loss} is by default {default:?}, the page says {said:?}"));
+        }
+    }
+    wrong
+}
+
+#[test]
+fn every_loss_has_its_section_and_defaults() {
+    assert_eq!(wrong_losses(&page("docs/losses.md")), [""; 0], "docs/losses.md");
+    let planted = page("docs/losses.md").replace("cap_negative = 3.0", "cap_negative = 4.0").replace("## `ppo`", "## `ppp`");
+    assert_eq!(wrong_losses(&planted).len(), 2, "{:?}", wrong_losses(&planted));
 }
 
 fn type_text(of: &DataType) -> String {

@@ -10,7 +10,7 @@ use tidegate::kernel::gae::{Gae, gae};
 use tidegate::kernel::kl::{k1, k2, k3};
 use tidegate::kernel::loss::{Loss, Term, Tokens, policy_loss, value_loss};
 use tidegate::kernel::mean::Mean;
-use tidegate::kernel::ratio::{ratio, truncated};
+use tidegate::kernel::ratio::{SequenceRatio, ratio, truncated};
 
 /// One recorded call.
 struct Case {
@@ -255,8 +255,8 @@ fn terms(loss: Loss, case: &Case, behavior: &str) -> Vec<Vec<Term>> {
     let (advantage, masks) = (rows(&case.inputs["adv"]), masks(&case.inputs["mask"]));
     let one = |i: usize| {
         let mut out = Vec::new();
-        let tokens = Tokens { logp_current: &new[i], logp_behavior: &old[i], advantage: &advantage[i], mask: &masks[i] };
-        policy_loss(loss, tokens, &mut out);
+        let (logp_current, logp_behavior, mask) = (&new[i], &old[i], &masks[i]);
+        policy_loss(loss, Tokens { logp_current, logp_behavior, advantage: &advantage[i], lag: &[], mask }, &mut out);
         out
     };
     (0..masks.len()).map(one).collect()
@@ -269,28 +269,53 @@ fn total(terms: &[Vec<Term>], weights: &[Vec<f32>]) -> f32 {
 
 const TRAINED: f32 = 7.0;
 
-/// PPO. There, dual clip holds the token of ratio 10 and advantage -4 at 3 * 4; ours is 10 * 4 there, the rest is equal.
-/// `tis` weighs the same tokens differently. Catches a bound swapped or on the wrong side, and a masked token that counts.
+/// PPO as there: with dual clip, which holds the token of ratio 10 and advantage -4 at 3 * 4; without it that is 10 * 4, and the
+/// rest the same. `tis` weighs the same tokens differently. Catches a bound swapped or on the wrong side, and a masked token
+/// that counts.
 #[test]
 fn ppo_of_verl() {
+    let (clip_low, clip_high) = (0.2, 0.28);
     for name in ["loss_vanilla_dualclip", "loss_vanilla_tis"] {
         let case = case("verl", name);
-        let found = terms(Loss::Ppo { clip_low: 0.2, clip_high: 0.28 }, &case, "old");
         let weights = if name.ends_with("tis") { rows(&case.inputs["is_w"]) } else { vec![vec![1.0; 4]; 2] };
+        let clipped = |terms: &[Vec<Term>]| terms.iter().flatten().filter(|term| term.clipped).count() as f32;
+        let shares = ["actor/pg_clipfrac", "actor/pg_clipfrac_lower"].map(|key| number(&case.outputs[1][key]) * TRAINED);
+
+        let found = terms(Loss::DualClip { clip_low, clip_high, cap_negative: 3.0 }, &case, "old");
+        close(name, total(&found, &weights) / TRAINED, number(&case.outputs[0]));
+        close(name, clipped(&found), shares[0] + shares[1]);
+
+        let found = terms(Loss::Ppo { clip_low, clip_high }, &case, "old");
         let without_dual_clip = weights[0][2] * (found[0][2].ratio - 3.0) * 4.0;
         close(name, (total(&found, &weights) - without_dual_clip) / TRAINED, number(&case.outputs[0]));
-        let clipped = found.iter().flatten().filter(|term| term.clipped).count();
-        close(name, clipped as f32 / TRAINED, number(&case.outputs[1]["actor/pg_clipfrac"]));
+        close(name, clipped(&found), shares[0]);
     }
 }
 
-/// CISPO is truncated-importance REINFORCE with a bound from below as well: at the token of ratio 0.5 it weighs 0.8.
+/// One ratio a sequence, 1.65 and 1.11: the first is above the bound where its advantage is positive. Catches a ratio a token, a
+/// mean over masked tokens, and a bound on the wrong side.
+#[test]
+fn gspo_of_verl() {
+    let case = case("verl", "loss_gspo");
+    let found = terms(Loss::Gspo { clip_low: 0.2, clip_high: 0.28 }, &case, "old");
+    let masks = masks(&case.inputs["mask"]);
+    let losses: Vec<Vec<f32>> = found.iter().map(|terms| terms.iter().map(|term| term.loss).collect()).collect();
+    close("loss_gspo", aggregate(Aggregation::SeqMeanTokenMean, &losses, &masks), number(&case.outputs[0]));
+    let clipped = found.iter().flatten().filter(|term| term.clipped).count();
+    close("loss_gspo", clipped as f32 / TRAINED, number(&case.outputs[1]["actor/pg_clipfrac"]));
+}
+
+/// With both bounds. Without the lower one, REINFORCE weighs the token of ratio 0.5 so, and not 0.8; the rest is the same.
 /// Catches a weight that is not cut, and a sign.
 #[test]
-fn reinforce_of_verl_cispo() {
+fn cispo_of_verl() {
     let case = case("verl", "loss_cispo");
-    let found = terms(Loss::Reinforce { cap: 1.28 }, &case, "old");
     let ones = vec![vec![1.0; 4]; 2];
+    let found = terms(Loss::Cispo { clip_low: 0.2, clip_high: 0.28 }, &case, "old");
+    close("loss_cispo", total(&found, &ones) / TRAINED, number(&case.outputs[0]));
+    let clipped = found.iter().flatten().filter(|term| term.clipped).count();
+    close("loss_cispo", clipped as f32 / TRAINED, number(&case.outputs[1]["actor/pg_clipfrac"]));
+    let found = terms(Loss::Reinforce { cap: 1.28 }, &case, "old");
     let bound_below = (0.8 - found[0][0].ratio) * 1.69315;
     close("loss_cispo", (total(&found, &ones) + bound_below) / TRAINED, number(&case.outputs[0]));
 }
@@ -324,8 +349,8 @@ fn truncated_weights_of_verl() {
     let (mut ess, mut mean1, mut mean3) = (Ess::default(), Mean::default(), Mean::default());
     for i in 0..masks.len() {
         let mut out = Vec::new();
-        let tokens =
-            Tokens { logp_current: &current[i], logp_behavior: &behavior[i], advantage: &[1.0; 3], mask: &masks[i] };
+        let (logp_current, logp_behavior, mask) = (&current[i], &behavior[i], &masks[i]);
+        let tokens = Tokens { logp_current, logp_behavior, advantage: &[1.0; 3], lag: &[], mask };
         policy_loss(Loss::Reinforce { cap: 2.0 }, tokens, &mut out);
         all_close("weights", &out.iter().map(|term| term.weight).collect::<Vec<_>>(), &golden[i]);
         for t in (0..3).filter(|&t| masks[i][t]) {
@@ -339,6 +364,42 @@ fn truncated_weights_of_verl() {
     close("ess", ess.value() as f32, metric("rollout_corr/rollout_is_eff_sample_size"));
     close("k1", mean1.value().expect("five tokens") as f32, metric("rollout_corr/kl"));
     close("k3", mean3.value().expect("five tokens") as f32, metric("rollout_corr/k3_kl"));
+}
+
+/// Ratios of whole sequences: the mean of the products' squares less 1, and of the geometric means' inverses. The masks of both
+/// sequences there are empty, each outside on another side, and both are whole where the bounds are wide. Catches a mean for a
+/// product, a masked token in either, an inverse, and a bound that is not looked at.
+#[test]
+fn sequence_ratios_of_verl() {
+    for (name, ratio, low, high) in [
+        ("verl_rs_seq_sum_k1_0.5_2.0", SequenceRatio::Product, 0.5, 2.0),
+        ("verl_rs_seq_mean_k1_0.8_1.25", SequenceRatio::GeometricMean, 0.8, 1.25),
+    ] {
+        let Case { inputs, outputs, .. } = case("other", name);
+        let (current, behavior, masks) = (rows(&inputs["old"]), rows(&inputs["rollout"]), masks(&inputs["mask"]));
+        let golden = rows(&outputs["mask"]);
+        let terms = |loss, i: usize| {
+            let mut out = Vec::new();
+            let (logp_current, logp_behavior, mask) = (&current[i], &behavior[i], &masks[i]);
+            let tokens = Tokens { logp_current, logp_behavior, advantage: &[1.0; 3], lag: &[], mask };
+            policy_loss(loss, tokens, &mut out);
+            out
+        };
+        let mut wholes = Vec::new();
+        for i in 0..masks.len() {
+            let kept = |low, high| terms(Loss::SequenceMasked { ratio, low, high, cap: 5.0 }, i);
+            let in_golden: Vec<bool> = golden[i].iter().map(|&m| m == 1.0).collect();
+            assert_eq!(kept(low, high).iter().map(|term| term.weight > 0.0).collect::<Vec<_>>(), in_golden, "{name}[{i}]");
+            assert_eq!(kept(0.0, 9.0).iter().map(|term| term.weight > 0.0).collect::<Vec<_>>(), masks[i], "{name}[{i}]");
+            wholes.push(terms(Loss::SequenceTruncated { ratio, cap: 9.0 }, i)[0].weight);
+        }
+        let mean = |of: fn(f32) -> f32| wholes.iter().map(|&whole| of(whole)).sum::<f32>() / 2.0;
+        let metric = |key: &str| number(&outputs["metrics"][key]);
+        match ratio {
+            SequenceRatio::Product => close(name, mean(|w| w * w) - 1.0, metric("rollout_corr/chi2_seq")),
+            SequenceRatio::GeometricMean => close(name, mean(|w| 1.0 / w), metric("rollout_corr/ppl_ratio")),
+        }
+    }
 }
 
 /// Weights of 0 count in n. Catches an n of the weights above 0, which gives 0.787.

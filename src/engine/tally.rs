@@ -27,12 +27,13 @@ pub struct Tally {
     logp_gap: Mean,
     clipped: Mean,
     terms: Vec<Term>,
+    lag: Vec<u64>,
 }
 
 impl Tally {
     /// Adds a rollout whose tokens weigh `weight` in the batch. Fills its `logp_current`, and appends to `coefficients`, for
     /// each of its tokens, what multiplies each number of [`Said`] in the sum that is back-propagated: 0 for masked tokens.
-    /// The critic's target is the reward.
+    /// The critic's target is the reward. A token's lag is that of the rollout's `step`, which `train` has filled.
     pub fn add(
         &mut self,
         learning: &Learning,
@@ -42,10 +43,14 @@ impl Tally {
         coefficients: &mut Vec<Said>,
     ) {
         rollout.logp_current = said.iter().map(|&[logp, ..]| logp).collect();
+        let trained = rollout.step.saturating_sub(1);
+        self.lag.clear();
+        self.lag.extend(rollout.version.iter().map(|&sampled| trained.saturating_sub(sampled)));
         let tokens = Tokens {
             logp_current: &rollout.logp_current,
             logp_behavior: &rollout.logp_behavior,
             advantage: &rollout.advantage,
+            lag: &self.lag,
             mask: &rollout.mask,
         };
         policy_loss(learning.loss, tokens, &mut self.terms);
@@ -97,5 +102,32 @@ impl Tally {
             clipped: mean(self.clipped),
             ..Metrics::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::loss::Loss;
+
+    /// Step 5 trains version 4. Of two tokens whose ratio is 1.2 cubed, the one three steps old has moved by 1.2 in the last of
+    /// them, the one two steps old by more than its bound. Catches a lag that does not reach the loss, or is off by one.
+    #[test]
+    fn a_tokens_lag_reaches_the_loss() {
+        let loss = Loss::DecoupledPpo { clip_low: 0.2, clip_high: 0.28, cap: 5.0 };
+        let learning = Learning { loss, ..Learning::default() };
+        let log_ratio = 3.0 * 1.2f32.ln();
+        let mut rollout = Rollout {
+            step: 5,
+            mask: vec![true; 2],
+            version: vec![1, 2],
+            logp_behavior: vec![-1.0 - log_ratio; 2],
+            advantage: vec![1.0; 2],
+            ..Rollout::default()
+        };
+        let (mut tally, mut coefficients) = (Tally::default(), Vec::new());
+        tally.add(&learning, &mut rollout, 0.5, &[[-1.0, 0.0, 0.0]; 2], &mut coefficients);
+        assert!((coefficients[0][0] + 0.5 * 1.728).abs() < 1e-5 && coefficients[1][0] == 0.0, "{coefficients:?}");
+        assert_eq!(tally.metrics(&learning).clipped, 0.5);
     }
 }

@@ -41,7 +41,8 @@ impl Spec {
         check_sampling(g)?;
         check_learning(&self.learn)?;
         if self.learn.loss == Loss::Supervised {
-            let why = "is for `tidegate sft` and reads no reward; allowed: reinforce, ppo";
+            let why =
+                "is for `tidegate sft` and reads no reward; allowed: any other, for example { reinforce = { cap = 5.0 } }";
             return Err(Error::config("learn.loss", "supervised", why));
         }
         if self.eval.prompts > MOST {
@@ -191,14 +192,7 @@ pub fn check_learning(learn: &Learning) -> Result<()> {
     if learn.micro_batch_tokens == 0 {
         return Err(Error::config("learn.micro_batch_tokens", 0, "at least 1 token"));
     }
-    match learn.loss {
-        Loss::Reinforce { cap } => positive("learn.loss.reinforce.cap", f64::from(cap))?,
-        Loss::Ppo { clip_low, .. } if !(0.0..=1.0).contains(&clip_low) => {
-            return Err(Error::config("learn.loss.ppo.clip_low", clip_low, "a number from 0 to 1"));
-        }
-        Loss::Ppo { clip_high, .. } => not_negative("learn.loss.ppo.clip_high", f64::from(clip_high))?,
-        Loss::Supervised => {}
-    }
+    check_loss(learn.loss)?;
     if let Aggregation::SeqMeanTokenSumNorm(norm) = learn.aggregation {
         positive("learn.aggregation.seq_mean_token_sum_norm", f64::from(norm))?;
     }
@@ -215,6 +209,35 @@ pub fn check_learning(learn: &Learning) -> Result<()> {
     for (key, value) in [("learn.beta1", learn.beta1), ("learn.beta2", learn.beta2)] {
         if !(0.0..1.0).contains(&value) {
             return Err(Error::config(key, value, "a number from 0 to below 1"));
+        }
+    }
+    Ok(())
+}
+
+/// Keys of losses, whichever has them: whether a number is right, and what is.
+type Rule = (&'static str, fn(f32) -> bool, &'static str);
+
+const LOSS_KEYS: [Rule; 6] = [
+    ("cap", |x| x > 0.0 && x.is_finite(), "a number above 0"),
+    ("cap_negative", |x| x >= 1.0 && x.is_finite(), "a number from 1 up"),
+    ("clip_low", |x| (0.0..=1.0).contains(&x), "a number from 0 to 1"),
+    ("clip_high", |x| x >= 0.0 && x.is_finite(), "a number from 0 up"),
+    ("low", |x| (0.0..=1.0).contains(&x), "a number from 0 to 1: a sequence on policy has the ratio 1"),
+    ("high", |x| x >= 1.0 && x.is_finite(), "a number from 1 up: a sequence on policy has the ratio 1"),
+];
+
+/// By the names of its keys, which mean the same in every loss.
+fn check_loss(loss: Loss) -> Result<()> {
+    let written =
+        toml::Value::try_from(loss).map_err(|e| Error::config("learn.loss", format!("{loss:?}"), e.to_string()))?;
+    for (name, keys) in written.as_table().into_iter().flatten() {
+        for (key, value) in keys.as_table().into_iter().flatten() {
+            let rule = LOSS_KEYS.iter().find(|(named, ..)| named == key);
+            if let (Some((_, right, what)), Some(number)) = (rule, value.as_float())
+                && !right(number as f32)
+            {
+                return Err(Error::config(format!("learn.loss.{name}.{key}"), number as f32, *what));
+            }
         }
     }
     Ok(())
@@ -277,7 +300,19 @@ mod tests {
             ("learn.beta1=1.0", "learn.beta1 = 1: a number from 0 to below 1"),
             (
                 "learn.loss=supervised",
-                "learn.loss = supervised: is for `tidegate sft` and reads no reward; allowed: reinforce, ppo",
+                "learn.loss = supervised: is for `tidegate sft` and reads no reward; allowed: any other, for example { reinforce = { cap = 5.0 } }",
+            ),
+            ("learn.loss={reinforce={cap=0}}", "learn.loss.reinforce.cap = 0: a number above 0"),
+            ("learn.loss={ppo={clip_low=1.5}}", "learn.loss.ppo.clip_low = 1.5: a number from 0 to 1"),
+            ("learn.loss={gspo={clip_high=-0.1}}", "learn.loss.gspo.clip_high = -0.1: a number from 0 up"),
+            ("learn.loss={dual_clip={cap_negative=0.5}}", "learn.loss.dual_clip.cap_negative = 0.5: a number from 1 up"),
+            (
+                "learn.loss={sequence_masked={low=1.1}}",
+                "learn.loss.sequence_masked.low = 1.1: a number from 0 to 1: a sequence on policy has the ratio 1",
+            ),
+            (
+                "learn.loss={sequence_masked={high=nan}}",
+                "learn.loss.sequence_masked.high = NaN: a number from 1 up: a sequence on policy has the ratio 1",
             ),
             ("model.path=''", "model.path = \"\": name a model's folder: config.json, model.safetensors, tokenizer.json"),
             ("generate.stop=['']", "generate.stop = [\"\"]: an empty string would end every rollout"),
@@ -328,6 +363,9 @@ mod tests {
         assert!(refused("seeed=1").contains("did you mean seed?"));
         assert!(refused("schedule.order=newest").contains("`arrival`"), "{}", refused("schedule.order=newest"));
         assert!(refused("seed=minus").starts_with("seed = \"minus\": "), "{}", refused("seed=minus"));
+        assert!(refused("learn.loss=gspo").starts_with("learn.loss = \"gspo\": gspo has keys: write { gspo = {} }"));
+        let mean = refused("learn.loss={sequence_truncated={ratio='mean'}}");
+        assert!(mean.starts_with("learn.loss.sequence_truncated.ratio = \"mean\": `mean` is not allowed"), "{mean}");
         assert!(refused("nonsense").starts_with("--set = nonsense: expected key=value"));
         assert_eq!(Spec::from_text(START, &["steps=x".into()]).unwrap_err().exit_code(), 2);
     }
@@ -335,7 +373,20 @@ mod tests {
     /// Catches a default that is written out as something that cannot be read again.
     #[test]
     fn what_is_written_out_is_read_again() {
-        let spec = Spec::from_text(START, &["learn.loss={ppo={clip_low=0.2,clip_high=0.3}}".into()]).unwrap();
-        assert_eq!(Spec::from_text(&spec.to_text(), &[]).map_err(|e: Error| e.to_string()), Ok(spec));
+        for loss in ["{ppo={clip_low=0.2,clip_high=0.3}}", "{gspo={}}", "{sequence_masked={ratio='product',cap=2}}"] {
+            let spec = Spec::from_text(START, &[format!("learn.loss={loss}")]).unwrap();
+            assert_eq!(Spec::from_text(&spec.to_text(), &[]).map_err(|e: Error| e.to_string()), Ok(spec));
+        }
+    }
+
+    /// Catches a loss with a number that nothing checks.
+    #[test]
+    fn every_number_of_a_loss_has_its_rule() {
+        for (loss, _) in crate::kernel::loss::tests::LOSSES {
+            let written = toml::Value::try_from(loss).unwrap();
+            for (key, value) in written.as_table().into_iter().flatten().filter_map(|(_, keys)| keys.as_table()).flatten() {
+                assert!(value.is_str() || super::LOSS_KEYS.iter().any(|(named, ..)| named == key), "{loss:?}: {key}");
+            }
+        }
     }
 }

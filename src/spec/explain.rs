@@ -40,6 +40,13 @@ pub(super) fn explain(error: &Wrong, table: &Table, retry: impl Fn(Table) -> Opt
                 None => of_type(table, key, found, expected),
             }
         }
+        // An enum's name alone, where keys belong to it.
+        Some(("unit variant", "struct variant")) => {
+            let name = lookup(table, &key).and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
+            let right =
+                format!("{name} has keys: write {{ {name} = {{}} }}, and in it those that are not to have their defaults");
+            Error::config(key, format!("{name:?}"), right)
+        }
         Some((found, expected)) => of_type(table, key, found, expected),
         None => of_names(error.message(), table, key),
     }
@@ -52,7 +59,7 @@ fn key_of(error: &Wrong) -> String {
 
 /// About a name that does not exist, or one that is missing.
 fn of_names(message: &str, table: &Table, key: String) -> Error {
-    let found = if key.is_empty() { Some(Value::Table(table.clone())) } else { lookup(table, &key) };
+    let (key, found) = found(table, key);
     let message = message.trim();
     let (what, allowed) = message.split_once(", expected").unwrap_or((message, ""));
     let words = |text| quoted(text).collect::<Vec<_>>();
@@ -77,6 +84,21 @@ fn of_names(message: &str, table: &Table, key: String) -> Error {
             let key = if key.is_empty() { "spec".to_owned() } else { key };
             Error::config(key, found.map_or_else(|| "?".into(), |value| short(&value)), message.replace('\n', " "))
         }
+    }
+}
+
+/// The value of `key`, or of that name further down: toml's paths leave out the names of an enum's variants.
+fn found(table: &Table, key: String) -> (String, Option<Value>) {
+    if key.is_empty() {
+        return (key, Some(Value::Table(table.clone())));
+    }
+    let below = |(path, name)| {
+        let (place, value) = place_of(name, &lookup(table, path)?, path)?;
+        Some((format!("{place}.{name}"), value))
+    };
+    match (lookup(table, &key), key.rsplit_once('.').and_then(below)) {
+        (None, Some((full, value))) => (full, Some(value)),
+        (found, _) => (key, found),
     }
 }
 

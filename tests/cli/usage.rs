@@ -29,9 +29,11 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("generate.slots=-1", &["generate.slots = -1: expected a whole number, 0 or more"]),
         ("learn.lr_schedule=cosin", &["learn.lr_schedule = \"cosin\": ", "did you mean `cosine`?"]),
         ("workers.learner_threads=0", &["workers.learner_threads = 0: at least 1"]),
-        ("learn.loss=grpo", &["learn.loss = \"grpo\": ", "`reinforce`, `ppo`"]),
-        ("learn.loss=supervised", &["learn.loss = supervised: ", "allowed: reinforce, ppo"]),
+        ("learn.loss=grpo", &["learn.loss = \"grpo\": ", "`reinforce`, `cispo`, `ppo`"]),
+        ("learn.loss=supervised", &["learn.loss = supervised: ", "allowed: any other", "reinforce"]),
         ("learn.loss={ppo={clip=0.2}}", &["learn.loss.ppo.clip = 0.2: no such key; ", "allowed: clip_low, clip_high"]),
+        ("learn.loss={dual_clip={cap_negative=0}}", &["learn.loss.dual_clip.cap_negative = 0: a number from 1 up"]),
+        ("learn.loss={sequence_truncated={ratio='mean'}}", &["`mean` is not allowed", "`product`, `geometric_mean`"]),
         ("learn.loss={pppo={clip_low=0.2}}", &["learn.loss = ", "is not allowed; did you mean `ppo`?"]),
         (
             "learn.aggregation=token_men",

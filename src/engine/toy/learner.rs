@@ -4,7 +4,6 @@ use super::policy::{ToyWeights, divisor, log_softmax};
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tally::{Said, Tally};
 use crate::kernel::aggregation::token_weights;
-use crate::kernel::loss::Loss;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
@@ -78,7 +77,7 @@ impl ToyLearner {
     /// Why a rollout that is to be trained cannot be.
     fn refuse(&self, rollout: &Rollout) -> Option<String> {
         let n = rollout.tokens.len();
-        let sampled = self.learning.loss != Loss::Supervised;
+        let sampled = self.learning.loss.reads_behavior();
         let lists = [
             ("mask", rollout.mask.len(), true),
             ("version", rollout.version.len(), sampled),

@@ -5,6 +5,8 @@ use crate::engine::spec::LrSchedule;
 use crate::engine::toy::task::{ToyPrompts, ToyScorer};
 use crate::engine::toy::{ToyGenerator, policy};
 use crate::kernel::aggregation::Aggregation;
+use crate::kernel::loss::{Loss, tests::of_rewards};
+use std::collections::{BTreeSet, VecDeque};
 use tidegate_operators::admit::Prompts;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Reason, Status};
@@ -211,14 +213,18 @@ fn metrics_by_hand() {
     assert!(m.entropy > 0.0 && m.entropy <= 16f64.ln());
 }
 
-/// Generates, rewards and trains `steps` batches of 4 groups of 8, on policy; the mean reward of each.
-fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
-    let mut learner = learner(Learning { lr: 0.3, ..learning() });
+/// Generates, rewards and trains `steps` batches of 4 groups of 8, each sampled by weights of `lag` steps before (or the first);
+/// the mean reward of each.
+fn rewards(learning: Learning, lag: u64, steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
+    let mut learner = learner(learning);
     let mut generator = ToyGenerator::new(sampling(), 11);
     let mut prompts = ToyPrompts::new(3, u64::MAX);
-    let (mut means, mut number) = (Vec::new(), 0);
+    let (mut means, mut number, mut kept) = (Vec::new(), 0, VecDeque::new());
     for step in 1..=steps {
-        generator.load(step - 1, learner.weights().unwrap()).unwrap();
+        kept.push_back((step - 1, learner.weights().unwrap()));
+        kept.drain(..kept.len().saturating_sub(lag as usize + 1));
+        let (version, weights) = kept[0].clone();
+        generator.load(version, weights).unwrap();
         for _ in 0..4 {
             let prompt = prompts.prompt(number).unwrap().unwrap();
             generator.start(Arc::new(Group { number, size: 8, prompt, ..Group::default() })).unwrap();
@@ -233,6 +239,7 @@ fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
             let number = batch[i].group.number;
             let peers = batch.iter().filter(|r| r.group.number == number).filter_map(|r| r.reward).sum::<f32>() / 8.0;
             batch[i].advantage = vec![batch[i].reward.unwrap() - peers; batch[i].tokens.len()];
+            batch[i].step = step;
         }
         means.push(batch.iter().filter_map(|r| r.reward).map(f64::from).sum::<f64>() / batch.len() as f64);
         train(&mut learner, step, batch);
@@ -240,11 +247,40 @@ fn rewards(steps: u64) -> (Vec<f64>, Vec<(String, String)>) {
     (means, learner.weights.hashes())
 }
 
+fn mean(of: &[f64]) -> f64 {
+    of.iter().sum::<f64>() / of.len() as f64
+}
+
 /// Catches an engine that does not learn, and one whose second run differs in a bit.
 #[test]
 fn learns_the_task_the_same_way_twice() {
-    let (means, hashes) = rewards(30);
-    let (early, late) = (means[..5].iter().sum::<f64>() / 5.0, means[25..].iter().sum::<f64>() / 5.0);
+    let once = || rewards(Learning { lr: 0.3, ..learning() }, 0, 30);
+    let (means, hashes) = once();
+    let (early, late) = (mean(&means[..5]), mean(&means[25..]));
     assert!(early < 0.3 && late > 0.8, "reward went from {early} to {late}: {means:?}");
-    assert_eq!(rewards(30).1, hashes);
+    assert_eq!(once().1, hashes);
+}
+
+/// On policy every loss has the same derivative, so the weights are the same to the bit. Catches a loss whose bounds cut at a
+/// ratio of 1, and a ratio that is not 1 there.
+#[test]
+fn on_policy_every_loss_teaches_the_same() {
+    let after = |loss| rewards(Learning { loss, lr: 0.3, ..learning() }, 0, 5).1;
+    let expected = after(Loss::default());
+    for loss in of_rewards() {
+        assert_eq!(after(loss), expected, "{loss:?}");
+    }
+}
+
+/// Three steps behind each learns, and none as another does. Catches a sign, a loss that its bounds stop, one name that does
+/// another's work, and lags that do not reach the loss.
+#[test]
+fn off_policy_every_loss_learns_its_own_way() {
+    let mut seen = BTreeSet::new();
+    for loss in of_rewards() {
+        let (means, hashes) = rewards(Learning { loss, lr: 0.2, ..learning() }, 3, 60);
+        let (early, late) = (mean(&means[..5]), mean(&means[55..]));
+        assert!(late > early + 0.5, "{loss:?}: reward went from {early} to {late}");
+        assert!(seen.insert(hashes), "{loss:?} is one of the others");
+    }
 }

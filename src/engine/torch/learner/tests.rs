@@ -1,5 +1,7 @@
 //! The learner against autograd, against itself in other micro-batches, and against what must change nothing.
 
+mod formulas;
+
 use super::*;
 use crate::engine::sampler::uniform;
 use crate::engine::spec::{Dtype, LrSchedule, Sampling};
@@ -36,6 +38,8 @@ pub(super) fn batch(count: usize) -> Vec<Rollout> {
             mask: of_token(1, 0.0, 1.0).map(|x| x > 0.2).collect(),
             logp_behavior: of_token(2, -6.0, -1.0).collect(),
             advantage: of_token(3, -1.5, 1.5).collect(),
+            version: of_token(4, 0.0, 6.0).map(|version| version as u64).collect(),
+            step: 6,
             reward: Some(draw(number, 2, -1.0, 1.0) as f32),
             ..Rollout::default()
         }
@@ -102,16 +106,7 @@ fn by_autograd(family: Family, learning: &Learning, temperature: f64, batch: &[R
         let all = (of_completion(&logits) / temperature).log_softmax(-1, Kind::Float);
         let chosen = Tensor::from_slice(&ids).narrow(0, prompt.len() as i64, n).unsqueeze(1);
         let logp = all.gather(1, &chosen, false).squeeze_dim(1);
-        let advantage = Tensor::from_slice(&rollout.advantage);
-        let ratio = (&logp - Tensor::from_slice(&rollout.logp_behavior)).exp();
-        let policy = match learning.loss {
-            Loss::Reinforce { cap } => -ratio.clamp_max(f64::from(cap)).detach() * advantage * &logp,
-            Loss::Ppo { clip_low, clip_high } => {
-                let bounded = ratio.clamp(f64::from(1.0 - clip_low), f64::from(1.0 + clip_high));
-                -(ratio * &advantage).minimum(&(bounded * &advantage))
-            }
-            Loss::Supervised => -logp,
-        };
+        let policy = formulas::loss(learning.loss, rollout, &logp);
         let value = (of_completion(&values.unwrap()) - f64::from(rollout.reward.unwrap())).square();
         let entropy = -(all.exp() * &all).sum_dim_intlist(-1, false, Kind::Float);
         let each = policy + value * learning.value_coef - entropy * learning.entropy_coef;
@@ -126,14 +121,14 @@ fn by_autograd(family: Family, learning: &Learning, temperature: f64, batch: &[R
 #[test]
 fn coefficients_back_propagate_to_autograds_gradient() {
     let batch = batch(6);
-    for (family, loss, value_coef, entropy_coef, temperature) in [
-        (Family::Llama, Loss::Reinforce { cap: 1.5 }, 0.0, 0.0, 1.0),
+    let with_all = [
         (Family::Qwen2, Loss::Reinforce { cap: 5.0 }, 0.0, 0.0, 0.7),
-        (Family::Llama, PPO, 0.0, 0.0, 1.0),
         (Family::Qwen2, PPO, 0.3, 0.1, 0.7),
         (Family::Llama, Loss::Supervised, 0.0, 0.2, 1.0),
         (Family::Llama, Loss::default(), 0.5, 0.0, 1.0),
-    ] {
+    ];
+    let alone = formulas::LOSSES.map(|loss| (Family::Llama, loss, 0.0, 0.0, 1.0));
+    for (family, loss, value_coef, entropy_coef, temperature) in with_all.into_iter().chain(alone) {
         let learning = Learning { value_coef, entropy_coef, ..learning(loss) };
         let (expected, expected_loss) = by_autograd(family, &learning, temperature, &batch);
         let mut learner = learner(family, &learning, temperature);
