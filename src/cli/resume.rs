@@ -17,9 +17,9 @@ pub struct Args {
     run: PathBuf,
     /// Change a key that a run can change in its middle; may be repeated
     ///
-    /// These are steps, checkpoint.*, eval.*, estimate.discard_limit, generate.slots, generate.time_limit_s, learn.* (but for
-    /// value_coef), where and how long an outside reward is asked, workers.generators and workers.generator_threads. For
-    /// example: --set steps=400
+    /// These are steps, checkpoint.*, eval.*, estimate.discard_limit, estimate.refill_limit, generate.slots,
+    /// generate.time_limit_s, learn.* (but for value_coef), where and how long an outside reward is asked,
+    /// workers.generators and workers.generator_threads. For example: --set steps=400
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
     /// Go on although the steps that are trained again differ from the log (another machine or build)
