@@ -98,8 +98,8 @@ pub fn value_targets(advantages: &[f32], values: &[f32], mask: &[bool]) -> Vec<f
 
 #[cfg(test)]
 mod tests {
-    use super::super::advantage::value_advantages;
     use super::*;
+    use crate::kernel::advantage::value_advantages;
     use proptest::prelude::*;
 
     /// Hard case 7. Catches a cut rollout that is treated as one that ended: its last delta would be -0.5, not 0.

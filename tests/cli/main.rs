@@ -7,6 +7,7 @@
 mod analyze;
 mod compaction;
 mod disk;
+mod estimators;
 mod hard_cases;
 mod harness;
 mod prompts;
