@@ -100,7 +100,9 @@ fn gae_is_of_the_recorded_values_and_the_shaped_reward() {
     let dir = workplace();
     let keys = "estimate={advantage={gae={gamma=0.9,lambda=0.8}},length_coef=-0.01,overlong_buffer=4,reward_max=0.5}";
     let (mut cut, mut own, mut valued) = (0, 0, 0);
-    for row in trained(&dir, &[keys, "learn.value_coef=0.5", "learn.lr=0.1"]).into_iter().flatten() {
+    for row in
+        trained(&dir, &[keys, "learn={lr=0.1,warmup_steps=0,value_coef=0.5}", "schedule.max_lag=0"]).into_iter().flatten()
+    {
         let n = row.tokens.len();
         let over = (n + 4).saturating_sub(12) as f64 / 4.0;
         let shaped = f64::from(row.reward.unwrap()).min(0.5) - 0.01 * n as f64 - over;
