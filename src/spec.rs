@@ -331,7 +331,7 @@ impl Spec {
     /// What is made of a reward before advantages are.
     pub fn shaping(&self) -> Shaping {
         let e = &self.estimate;
-        let overlong = (e.overlong_buffer > 0 && e.overlong_penalty > 0.0).then(|| Overlong {
+        let overlong = (e.overlong_buffer > 0 && e.overlong_penalty > 0.0).then_some(Overlong {
             limit: self.generate.max_tokens,
             buffer: e.overlong_buffer,
             penalty: e.overlong_penalty as f32,

@@ -213,8 +213,8 @@ fn barren(batches: u64, groups: u64, solved: u64, others: u64) -> Fault {
     Fault::new(
         "estimate",
         format!(
-            "{batches} batches, {share} % zero-variance: {groups} groups and no step ({solved} with a reward of at least 1 \
-             throughout); {advice}. estimate.refill_limit says how many batches are too many, estimate.zero_variance = \
+            "{batches} batches, {share} % zero-variance: {groups} groups and none was kept ({solved} with a reward of at \
+             least 1 throughout); {advice}. estimate.refill_limit says how many batches are too many, estimate.zero_variance = \
              \"keep\" trains such groups as they are"
         ),
     )

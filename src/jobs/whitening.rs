@@ -101,7 +101,7 @@ mod tests {
             if let Some(fault) = self.fails.take() {
                 return Err(fault);
             }
-            let done = self.calls % 2 == 0;
+            let done = self.calls.is_multiple_of(2);
             Ok(done.then(|| Trained { batch: std::mem::take(&mut self.batch), metrics: Metrics::default() }))
         }
 

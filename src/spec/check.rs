@@ -8,6 +8,7 @@ use crate::kernel::aggregation::Aggregation;
 use crate::kernel::gae::Gae;
 use crate::kernel::loss::Loss;
 use crate::tasks::generated::Mix;
+use std::cmp::Ordering;
 
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
 const MOST: usize = 1 << 24;
@@ -76,7 +77,7 @@ impl Spec {
             }
             _ => {}
         }
-        if !(e.reward_min < e.reward_max) {
+        if !matches!(e.reward_min.partial_cmp(&e.reward_max), Some(Ordering::Less)) {
             let why = format!("a number below estimate.reward_max = {}", e.reward_max);
             return Err(Error::config("estimate.reward_min", e.reward_min, why));
         }

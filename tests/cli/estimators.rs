@@ -129,7 +129,7 @@ fn prompts_that_teach_nothing_end_the_run() {
     let dir = workplace();
     let estimate = "estimate={zero_variance='discard',refill_limit=3}";
     let ran = call(&dir, &["run", "spec.toml"], &[estimate, "reward.pattern=^never"]);
-    ran.refused(1, &["3 batches, 100 % zero-variance: 9 groups and no step", "take easier prompts"]);
+    ran.refused(1, &["3 batches, 100 % zero-variance: 9 groups and none was kept", "take easier prompts"]);
     let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
     assert!(steps(&folder).is_empty());
     let ran = call(&dir, &["resume", "runs/spec"], &["estimate.refill_limit=4"]);

@@ -110,7 +110,7 @@ fn zero_variance_is_filtered_and_has_a_limit() {
         assert_eq!(workers[n % 2].estimate(&mut equal()), Ok(Some(Reason::ZeroVariance)));
     }
     let fault = workers[1].estimate(&mut equal()).unwrap_err();
-    let said = "2 batches, 100 % zero-variance: 8 groups and no step (8 with a reward of at least 1 throughout); every rollout \
+    let said = "2 batches, 100 % zero-variance: 8 groups and none was kept (8 with a reward of at least 1 throughout); every rollout \
                 was right: take harder prompts";
     assert!(fault.message.starts_with(said), "{fault}");
     assert!(fault.message.contains("estimate.refill_limit"), "{fault}");
