@@ -17,6 +17,8 @@ pub struct Whitening<L> {
     /// The open batch's advantages as `estimate` left them: a step that fails gives its batch back as it was taken, so that it
     /// can be taken again.
     before: Vec<Vec<f32>>,
+    /// A batch that never reached the learner.
+    refused: Vec<Rollout>,
 }
 
 /// Whether batches are whitened.
@@ -29,7 +31,7 @@ enum Whitens {
 impl<L: Learner> Whitening<L> {
     pub fn new(spec: &Spec, learner: L) -> Self {
         let whitens = if spec.whitens() { Whitens::Batch } else { Whitens::Nothing };
-        Whitening { learner, whitens, before: Vec::new() }
+        Whitening { learner, whitens, before: Vec::new(), refused: Vec::new() }
     }
 }
 
@@ -41,7 +43,9 @@ impl<L: Learner> Learner for Whitening<L> {
             let lists = |rollout: &Rollout| rollout.trainable() && rollout.advantage.len() != rollout.mask.len();
             if let Some(Rollout { group, sample, advantage, mask, .. }) = batch.iter().find(|rollout| lists(rollout)) {
                 let why = format!("advantage has {} entries and mask {}", advantage.len(), mask.len());
-                return Err(Fault::new("train", format!("group {}, sample {sample}: {why}", group.number)));
+                let fault = Fault::new("train", format!("group {}, sample {sample}: {why}", group.number));
+                self.refused = batch;
+                return Err(fault);
             }
             self.before = batch.iter().map(|rollout| rollout.advantage.clone()).collect();
             let trained = batch.iter_mut().filter(|rollout| rollout.trainable());
@@ -60,6 +64,9 @@ impl<L: Learner> Learner for Whitening<L> {
     }
 
     fn abandon(&mut self) -> Vec<Rollout> {
+        if !self.refused.is_empty() {
+            return std::mem::take(&mut self.refused);
+        }
         let mut batch = self.learner.abandon();
         if batch.len() == self.before.len() {
             for (rollout, before) in batch.iter_mut().zip(self.before.drain(..)) {
@@ -164,13 +171,14 @@ mod tests {
         assert_eq!(whitening.abandon(), batch());
     }
 
-    /// Catches a panic on rows whose lists differ.
+    /// Catches a panic on rows whose lists differ, and rows that are lost with the fault.
     #[test]
     fn lists_of_different_lengths_are_a_fault() {
         let mut whitening = Whitening::new(&spec("batch_normalised", "off"), Echo::default());
         let mut wrong = batch();
         wrong[2].advantage.clear();
-        let fault = whitening.begin(1, wrong).unwrap_err();
+        let fault = whitening.begin(1, wrong.clone()).unwrap_err();
         assert_eq!(fault.message, "group 2, sample 0: advantage has 0 entries and mask 1");
+        assert_eq!(whitening.abandon(), wrong, "its rows go to the log all the same");
     }
 }

@@ -165,6 +165,9 @@ fn zero_variance_is_judged_without_what_lengths_bring() {
     equal[1].logp_behavior.push(-0.5);
     equal[1].version.push(0);
     assert_eq!(discards.estimate(&mut equal), Ok(Some(Reason::ZeroVariance)));
+    equal[1].reward = Some(3.0);
+    assert_eq!(discards.estimate(&mut equal), Ok(Some(Reason::ZeroVariance)), "3 counts as 1");
+    equal[1].reward = Some(1.0);
     assert_eq!(discards.estimate(&mut group([1.0, 3.0])), Ok(Some(Reason::ZeroVariance)));
     assert_eq!(discards.estimate(&mut group([1.0, 0.5])), Ok(None));
     let mut keeps = estimator(&["estimate.length_coef=-0.25"]);
