@@ -4,12 +4,19 @@ use serde::{Deserialize, Serialize};
 
 /// The two discounts of GAE (Schulman et al., arXiv 1506.02438), each in 0..=1 and counted in chosen tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Gae {
     /// Discount of rewards.
     pub gamma: f32,
     /// Weight of later temporal differences: 0 is one step, 1 is reward-to-go minus value.
     pub lambda: f32,
+}
+
+impl Default for Gae {
+    /// No discount of rewards, since a rollout has one and it comes last; and as much trust in the critic as PPO has.
+    fn default() -> Self {
+        Gae { gamma: 1.0, lambda: 0.95 }
+    }
 }
 
 /// Advantages `[T]` of one rollout's tokens; add the values for the critic's targets.
