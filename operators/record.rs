@@ -167,6 +167,8 @@ pub struct Rollout {
     pub reward_parts: Vec<(String, f32)>,
     /// Filled by `score` where there is no reward: why.
     pub reward_error: Option<String>,
+    /// Filled by `estimate` where rewards are shaped: what advantages are made of in place of the reward.
+    pub reward_shaped: Option<f32>,
     /// `[T]` filled by `estimate`; empty before.
     pub advantage: Vec<f32>,
     /// `[T]` filled by `train`: log-probability under the weights the step started from; empty before.
@@ -183,6 +185,11 @@ impl Rollout {
     /// Whether the learner may use it.
     pub fn trainable(&self) -> bool {
         !matches!(self.status, Status::Discarded(_))
+    }
+
+    /// What it is trained on: the shaped reward where there is one, else the reward.
+    pub fn used_reward(&self) -> Option<f32> {
+        self.reward_shaped.or(self.reward)
     }
 }
 

@@ -11,6 +11,7 @@ pub use read::{read, text_of};
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::Result;
 use crate::kernel::advantage::Advantage;
+use crate::kernel::shaping::{Overlong, Shaping};
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -200,19 +201,51 @@ impl Default for WorkersSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EstimateSpec {
-    /// Without a critic (`learn.value_coef = 0`); with one the advantage is reward - value.
+    /// Without a critic (`learn.value_coef = 0`), all but `gae`; with one the advantage is reward - value, unless it is `gae`.
     pub advantage: Advantage,
+    /// `off`, or `batch`: advantages are brought to mean 0 and deviation 1 over the trained tokens of each step.
+    pub whiten: Whiten,
+    /// The least and the largest that a reward counts for.
+    pub reward_min: f64,
+    pub reward_max: f64,
+    /// Added to a reward for each token of its completion: a bonus above 0, a cost below.
+    pub length_coef: f64,
+    /// Over so many tokens before `generate.max_tokens` a penalty grows to `overlong_penalty`; 0 is none.
+    pub overlong_buffer: usize,
+    pub overlong_penalty: f64,
     /// `keep`, or `discard` groups whose rewards are all equal (others are sampled in their place; without a critic only: with
     /// one, equal rewards teach too).
     pub zero_variance: ZeroVariance,
-    /// The run fails when a generator's groups are discarded this many times in a row, as it would never end; 0 is no limit.
+    /// The run fails when so many batches of groups were discarded as zero variance and no group was kept; 0 is no limit.
+    pub refill_limit: u64,
+    /// The run fails when so many groups were discarded for another reason and none was kept; 0 is no limit.
     pub discard_limit: u64,
 }
 
 impl Default for EstimateSpec {
     fn default() -> Self {
-        EstimateSpec { advantage: Advantage::default(), zero_variance: ZeroVariance::default(), discard_limit: 1000 }
+        EstimateSpec {
+            advantage: Advantage::default(),
+            whiten: Whiten::default(),
+            reward_min: f64::NEG_INFINITY,
+            reward_max: f64::INFINITY,
+            length_coef: 0.0,
+            overlong_buffer: 0,
+            overlong_penalty: 1.0,
+            zero_variance: ZeroVariance::default(),
+            refill_limit: 100,
+            discard_limit: 1000,
+        }
     }
+}
+
+/// Over what advantages are whitened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Whiten {
+    #[default]
+    Off,
+    Batch,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -294,6 +327,23 @@ impl Spec {
     /// Whether the run has a critic.
     pub fn has_critic(&self) -> bool {
         self.learn.value_coef > 0.0
+    }
+
+    /// Whether a step's advantages are whitened over its batch.
+    pub fn whitens(&self) -> bool {
+        let by_kind = !self.has_critic() && self.estimate.advantage == Advantage::BatchNormalised;
+        by_kind || self.estimate.whiten == Whiten::Batch
+    }
+
+    /// What is made of a reward before advantages are.
+    pub fn shaping(&self) -> Shaping {
+        let e = &self.estimate;
+        let overlong = (e.overlong_buffer > 0 && e.overlong_penalty > 0.0).then_some(Overlong {
+            limit: self.generate.max_tokens,
+            buffer: e.overlong_buffer,
+            penalty: e.overlong_penalty as f32,
+        });
+        Shaping { bounds: [e.reward_min as f32, e.reward_max as f32], per_token: e.length_coef as f32, overlong }
     }
 
     /// The tensor library's threads on a worker; one with both roles gets the larger number.

@@ -13,8 +13,9 @@ use tidegate::engine::spec::{Learning, LrSchedule};
 use tidegate::jobs::sft::{SftSpec, StartModel};
 use tidegate::kernel::advantage::Advantage;
 use tidegate::kernel::aggregation::Aggregation;
+use tidegate::kernel::gae::Gae;
 use tidegate::kernel::loss::Loss;
-use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, ZeroVariance};
+use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, Whiten, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::fit::TooLong;
@@ -170,6 +171,8 @@ fn every_allowed_value_is_named() {
         ("## `[schedule]`", "order", expected::<Order>("?")),
         ("## `[schedule]`", "short_batch", expected::<ShortBatch>("?")),
         ("## `[estimate]`", "advantage", expected::<Advantage>("?")),
+        ("## `[estimate]`", "advantage", expected::<Gae>(Table::from_iter([("?".to_owned(), Value::Integer(1))]))),
+        ("## `[estimate]`", "whiten", expected::<Whiten>("?")),
         ("## `[estimate]`", "zero_variance", expected::<ZeroVariance>("?")),
         ("## `[learn]`", "loss", expected::<Loss>("?")),
         ("## `[learn]`", "loss", expected::<tidegate::kernel::ratio::SequenceRatio>("?")),

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use tidegate::kernel::advantage::{Advantage, group_advantages};
 use tidegate::kernel::aggregation::{Aggregation, token_weights};
 use tidegate::kernel::ess::Ess;
-use tidegate::kernel::gae::{Gae, gae};
+use tidegate::kernel::gae::{Ending, Gae, gae, reward_gae, value_targets};
 use tidegate::kernel::kl::{k1, k2, k3};
 use tidegate::kernel::loss::{Loss, Term, Tokens, policy_loss, value_loss};
 use tidegate::kernel::mean::Mean;
 use tidegate::kernel::ratio::{SequenceRatio, ratio, truncated};
+use tidegate::kernel::whiten::{Row, whiten};
 
 /// One recorded call.
 struct Case {
@@ -122,13 +123,29 @@ fn advantages_beside_a_nan_reward() {
     assert_eq!(by_group(Advantage::GroupNormalised, &case), [0.0, 0.707_105_76, -0.707_105_76]);
 }
 
-/// Whitens over the mask as verl does: sample variance, epsilon 1e-8.
-fn whiten(advantages: &[Vec<f32>], masks: &[Vec<bool>]) -> Vec<Vec<f32>> {
-    let pairs = || advantages.iter().flatten().zip(masks.iter().flatten());
-    let chosen: Vec<f32> = pairs().filter(|(_, m)| **m).map(|(a, _)| *a).collect();
-    let mean = chosen.iter().sum::<f32>() / chosen.len() as f32;
-    let variance = chosen.iter().map(|a| (a - mean).powi(2)).sum::<f32>() / (chosen.len() - 1) as f32;
-    advantages.iter().map(|r| r.iter().map(|a| (a - mean) / (variance + 1e-8).sqrt()).collect()).collect()
+fn whitened(mut advantages: Vec<Vec<f32>>, masks: &[Vec<bool>]) -> Vec<Vec<f32>> {
+    let rows = advantages.iter_mut().zip(masks);
+    whiten(&mut rows.map(|(advantage, mask)| Row { advantage, mask }).collect::<Vec<_>>());
+    advantages
+}
+
+/// Catches a deviation over rollouts (0.707 for 0.913), of n, or that masked tokens enter; and a reward that is lost with a
+/// masked token. There, as here with gamma 1, the advantage of every token is the sum of its rollout's rewards.
+#[test]
+fn batch_normalised_of_verl_reinforce_plus_plus() {
+    let Case { inputs, outputs, .. } = case("verl", "reinforce_pp_gamma1.0");
+    let (rewards, masks) = (rows(&inputs["rewards"]), masks(&inputs["mask"]));
+    let sums: Vec<f32> = rewards.iter().map(|row| row.iter().sum()).collect();
+    let raw: Vec<Vec<f32>> = (0..sums.len())
+        .map(|i| vec![group_advantages(Advantage::BatchNormalised, &[Some(sums[i])]).advantages[0]; masks[i].len()])
+        .collect();
+    let (golden_whitened, golden_raw) = (rows(&outputs[0]), rows(&outputs[1]));
+    for (i, found) in whitened(raw.clone(), &masks).iter().enumerate() {
+        all_close(&format!("reinforce_pp[{i}]"), found, &golden_whitened[i]);
+        for t in (0..masks[i].len()).filter(|&t| masks[i][t]) {
+            close(&format!("reinforce_pp[{i}][{t}]"), raw[i][t], golden_raw[i][t]);
+        }
+    }
 }
 
 /// Catches a discount, a next value or a next advantage taken from the wrong token or across a masked one, at the tokens
@@ -141,12 +158,12 @@ fn gae_of_verl() {
         let (rewards, values, masks) = (rows(&inputs["rewards"]), rows(&inputs["values"]), masks(&inputs["mask"]));
         let found: Vec<Vec<f32>> = (0..masks.len()).map(|i| gae(kind, &rewards[i], &values[i], &masks[i], 0.0)).collect();
         let (golden_whitened, golden_targets) = (rows(&outputs[0]), rows(&outputs[1]));
-        let whitened = whiten(&found, &masks);
+        let whitened = whitened(found.clone(), &masks);
         for i in 0..masks.len() {
             for t in 0..masks[i].len() {
                 let what = format!("{name}[{i}][{t}]");
                 if masks[i][t] {
-                    close(&what, found[i][t] + values[i][t], golden_targets[i][t]);
+                    close(&what, value_targets(&found[i], &values[i], &masks[i])[t], golden_targets[i][t]);
                     close(&what, whitened[i][t], golden_whitened[i][t]);
                 } else {
                     assert_eq!(found[i][t], 0.0, "{what}");
@@ -156,7 +173,9 @@ fn gae_of_verl() {
     }
 }
 
-/// Hard case 7. Catches a cut rollout that bootstraps with 0 (or one that ended, with a value). The last slot is no token.
+/// Hard case 7. Catches a cut rollout that bootstraps with 0 (or one that ended, with a value). The last slot is no token: what
+/// stands there is the value that follows. Ours, which records values before tokens, takes the last of these: 0.1 less of it,
+/// of which 0.99 reaches the last token, and 0.9405 of that each one before.
 #[test]
 fn gae_of_areal_bootstraps_where_it_was_cut() {
     for (name, bootstrap) in [("areal_token_gae_noeos_False", 0.0), ("areal_token_gae_noeos_True", 0.5)] {
@@ -166,6 +185,10 @@ fn gae_of_areal_bootstraps_where_it_was_cut() {
             (&rows(&inputs["rewards"])[0], &rows(&inputs["values"])[0], &masks(&inputs["mask"])[0]);
         let found = gae(kind, rewards, values, masks, bootstrap);
         all_close(name, &found, &rows(&outputs[0])[0]);
+        let ending = if bootstrap == 0.0 { Ending::Own } else { Ending::Cut };
+        let less = |t: i32| if ending == Ending::Cut { 0.99 * 0.1 * 0.9405_f32.powi(3 - t) } else { 0.0 };
+        let recorded = reward_gae(kind, rewards[3], &values[..4], &masks[..4], ending);
+        (0..4).for_each(|t| close(name, recorded[t as usize], found[t as usize] - less(t)));
         let targets: Vec<f32> = found.iter().zip(values).map(|(a, v)| a + v).collect();
         all_close(name, &targets, &rows(&outputs[1])[0]);
     }

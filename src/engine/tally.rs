@@ -33,7 +33,7 @@ pub struct Tally {
 impl Tally {
     /// Adds a rollout whose tokens weigh `weight` in the batch. Fills its `logp_current`, and appends to `coefficients`, for
     /// each of its tokens, what multiplies each number of [`Said`] in the sum that is back-propagated: 0 for masked tokens.
-    /// The critic's target is the reward. A token's lag is that of the rollout's `step`, which `train` has filled.
+    /// The critic's target is the reward that was used. A token's lag is that of the rollout's `step`, which `train` has filled.
     pub fn add(
         &mut self,
         learning: &Learning,
@@ -55,7 +55,7 @@ impl Tally {
         };
         policy_loss(learning.loss, tokens, &mut self.terms);
         let (value_coef, entropy_coef) = (learning.value_coef as f32, learning.entropy_coef as f32);
-        let target = rollout.reward.filter(|_| learning.value_coef != 0.0);
+        let target = rollout.used_reward().filter(|_| learning.value_coef != 0.0);
         for (t, (term, &[_, entropy, value])) in self.terms.iter().zip(said).enumerate() {
             if !rollout.mask[t] {
                 coefficients.push([0.0; 3]);

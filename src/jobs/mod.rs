@@ -3,8 +3,8 @@
 //! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`];
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
-//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`],
-//!   [`training`] the dataflow on its workers, at which [`pace`], [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
+//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
+//!   by group ([`estimator`]) and by batch ([`whitening`]), [`training`] the dataflow on its workers, at which [`pace`], [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
 //!   end, [`signals`];
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
@@ -14,6 +14,7 @@ pub mod checkpoints;
 pub mod course;
 pub mod data;
 pub mod encode;
+pub mod estimator;
 pub mod eval;
 pub mod lent;
 pub mod pace;
@@ -32,6 +33,7 @@ pub mod signals;
 pub mod summary;
 pub mod training;
 pub mod verdict;
+pub mod whitening;
 
 use crate::error::{Error, Result};
 use rustix::fs::{FileType, Stat, fstat};

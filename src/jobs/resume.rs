@@ -127,11 +127,12 @@ const CRITIC: &str = "learn.value_coef";
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
-const HARMLESS: [&str; 20] = [
+const HARMLESS: [&str; 21] = [
     "steps",
     "checkpoint.",
     "eval.",
     "estimate.discard_limit",
+    "estimate.refill_limit",
     "generate.slots",
     "generate.time_limit_s",
     "learn.",

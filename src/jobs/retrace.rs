@@ -2,14 +2,15 @@
 
 use crate::engine::contract::Engine;
 use crate::error::Result;
+use crate::jobs::estimator::GroupEstimator;
 use crate::jobs::lent::Lent;
-use crate::jobs::ports::{Baseline, GroupEstimator};
 use crate::jobs::progress::Steps;
 use crate::jobs::recording::{Expected, Recording};
 use crate::jobs::rewards::RewardScorer;
 use crate::jobs::verdict::Verdict;
+use crate::jobs::whitening::Whitening;
 use crate::pipeline;
-use crate::spec::{EstimateSpec, Spec, ZeroVariance};
+use crate::spec::Spec;
 use crate::store::RunFolder;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_operators::dataflow::ReplayPorts;
@@ -55,16 +56,13 @@ impl Retrace<'_> {
         let recording = Recording::open(folder, after + 1..=last)?;
         let expected = recording.expected();
         let learner = Following::<E> { learner, expected: expected.clone(), sets: sets.to_vec(), now: (String::new(), 0) };
-        let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
         let verdict = Arc::new(Mutex::new(verdict));
         let log = Judge { verdict: Arc::clone(&verdict), expected, shown: Steps::new(last) };
-        // What a filter would have kept out is not in the recorded batches' place.
-        let estimate = EstimateSpec { zero_variance: ZeroVariance::Keep, ..spec.estimate };
         let ports = ReplayPorts {
             recorded: Some(recording),
             scorer: Some(RewardScorer::of_replay(&spec.reward)?),
-            estimator: Some(GroupEstimator::new(&estimate, baseline)),
-            learner: Some(learner),
+            estimator: Some(GroupEstimator::of_replay(spec)),
+            learner: Some(Whitening::new(spec, learner)),
             log: Some(log),
         };
         let report = pipeline::replay(&plan, ports, halt, move |_| E::set_threads(threads))?;

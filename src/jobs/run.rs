@@ -63,7 +63,7 @@ where
     let disk = Disk::of(spec, spec.steps, engine.parameters(), prompt_tokens, spec.checkpoint.keep as u64);
     say(&disk);
     disk.warning().into_iter().for_each(say);
-    if spec.batch.group_size == 1 && !spec.has_critic() {
+    if spec.batch.group_size == 1 && !spec.has_critic() && spec.estimate.advantage.compares_group() {
         say(
             "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",
         );

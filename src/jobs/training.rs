@@ -6,12 +6,14 @@ use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::checkpoints::{Checkpoints, Making};
 use crate::jobs::encode::Encoder;
+use crate::jobs::estimator::{Discards, GroupEstimator};
 use crate::jobs::pace::{Pacing, Watch};
-use crate::jobs::ports::{Baseline, GroupEstimator, TokenizedPrompts};
+use crate::jobs::ports::TokenizedPrompts;
 use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
 use crate::jobs::recovery::Origin;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::say;
+use crate::jobs::whitening::Whitening;
 use crate::pipeline::{self, Report, WorkerTime};
 use crate::spec::Spec;
 use crate::store::{FooterInfo, ParquetLog, Room, RunFolder};
@@ -85,9 +87,9 @@ where
     let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: &counters, best };
     let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
-    let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
+    let (mut learner, mut log, mut waiting) = (Some(Whitening::new(spec, learner)), Some(log), Some(waiting));
     let mut prompts = Some(TokenizedPrompts { prompts, encoder });
-    let baseline = if spec.has_critic() { Baseline::Critic } else { Baseline::Group(spec.estimate.advantage) };
+    let discards = Discards::default();
     let mut ports = Vec::with_capacity(spec.worker_count());
     for worker in 0..spec.worker_count() {
         let generates = plan.generators.contains(&worker);
@@ -104,7 +106,7 @@ where
                 slots: spec.generate.slots,
             }),
             scorer: generates.then(|| rewards.scorer()),
-            estimator: generates.then(|| GroupEstimator::new(&spec.estimate, baseline)),
+            estimator: generates.then(|| GroupEstimator::new(spec, discards.clone())),
             learner: if trains { learner.take() } else { None },
             log: if trains { log.take() } else { None },
             waiting: if trains { waiting.take().unwrap_or_default() } else { Vec::new() },

@@ -1,12 +1,13 @@
 //! Advantages of one group from its rewards.
 
+use super::gae::Gae;
 use serde::{Deserialize, Serialize};
 
 /// What is added to the deviation before dividing by it; verl's value.
 const EPSILON: f64 = 1e-6;
 
-/// How a rollout's advantage comes from its group's rewards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How a rollout's advantage comes from rewards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advantage {
     /// Reward minus the mean of the others' (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; RLOO,
@@ -18,6 +19,25 @@ pub enum Advantage {
     /// Reward minus the group's mean, over the group's sample deviation (n - 1 in the denominator) plus 1e-6 (GRPO, arXiv
     /// 2402.03300).
     GroupNormalised,
+    /// Reward minus the group's mean, over the group's mean (MaxRL, arXiv 2602.02710): for rewards of 0 and 1 a gradient of
+    /// `log p(success)` rather than of `p`, so that a prompt weighs the more the rarer its successes. Rewards are 0 or more.
+    MaxRl,
+    /// The reward as it is (REINFORCE, Williams 1992).
+    Reinforce,
+    /// The reward, [whitened](super::whiten) over the trained tokens of its batch (REINFORCE++, arXiv 2501.03262).
+    BatchNormalised,
+    /// By a critic's values: see [`gae`](super::gae).
+    Gae(Gae),
+}
+
+impl Advantage {
+    /// Whether rewards are compared within their group, so that equal ones teach nothing.
+    pub fn compares_group(self) -> bool {
+        match self {
+            Advantage::LeaveOneOut | Advantage::GroupMean | Advantage::GroupNormalised | Advantage::MaxRl => true,
+            Advantage::Reinforce | Advantage::BatchNormalised | Advantage::Gae(_) => false,
+        }
+    }
 }
 
 /// What [`group_advantages`] found in one group.
@@ -27,7 +47,8 @@ pub struct Estimate {
     pub advantages: Vec<f32>,
     /// How many rollouts had a reward. 0: the group is unscorable. 1: nothing to compare with, the advantage is 0.
     pub scored: usize,
-    /// Whether there was a reward and all rewards were equal (also where only one was scored): every advantage is 0.0.
+    /// Whether there was a reward and all rewards were equal (also where only one was scored). Where the kind
+    /// [compares](Advantage::compares_group) rewards every advantage is then 0.0.
     pub zero_variance: bool,
 }
 
@@ -35,6 +56,10 @@ pub struct Estimate {
 ///
 /// A reward that is None, NaN or infinite is missing: its rollout leaves the statistics and gets 0.0. Where all rewards are
 /// equal everyone gets exactly 0.0, never a rounding error divided by a tiny deviation. 0.0 and -0.0 are equal rewards.
+///
+/// What compares nothing within a group ([`Advantage::Reinforce`], and what is made of its result later:
+/// [`Advantage::BatchNormalised`] by the batch, [`Advantage::Gae`] by the values) gives the rewards themselves.
+/// [`Advantage::MaxRl`] gives 0.0 to all where the mean is not above 0, as only negative rewards can make it.
 ///
 /// ```
 /// use tidegate::kernel::advantage::{Advantage, group_advantages};
@@ -48,10 +73,10 @@ pub fn group_advantages(kind: Advantage, rewards: &[Option<f32>]) -> Estimate {
     let known = |reward: &Option<f32>| reward.filter(|r| r.is_finite()).map(f64::from);
     let scored: Vec<f64> = rewards.iter().filter_map(known).collect();
     let zero_variance = scored.first().is_some_and(|first| scored.iter().all(|r| r == first));
-    if scored.is_empty() || zero_variance {
+    if scored.is_empty() || zero_variance && kind.compares_group() {
         return Estimate { advantages: vec![0.0; rewards.len()], scored: scored.len(), zero_variance };
     }
-    // Two different rewards at least, so n - 1 is at least 1 and the deviation is above 0.
+    // What compares has two different rewards here at least: n - 1 is at least 1 and the deviation is above 0.
     let n = scored.len() as f64;
     let sum: f64 = scored.iter().sum();
     let mean = sum / n;
@@ -59,6 +84,9 @@ pub fn group_advantages(kind: Advantage, rewards: &[Option<f32>]) -> Estimate {
         Advantage::LeaveOneOut => reward - (sum - reward) / (n - 1.0),
         Advantage::GroupMean => reward - mean,
         Advantage::GroupNormalised => (reward - mean) / (deviation(&scored, mean) + EPSILON),
+        Advantage::MaxRl if mean > 0.0 => (reward - mean) / mean,
+        Advantage::MaxRl => 0.0,
+        Advantage::Reinforce | Advantage::BatchNormalised | Advantage::Gae(_) => reward,
     };
     let advantages = rewards.iter().map(|r| known(r).map_or(0.0, |r| narrow(advantage(r)))).collect();
     Estimate { advantages, scored: scored.len(), zero_variance }
@@ -90,7 +118,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KINDS: [Advantage; 3] = [Advantage::LeaveOneOut, Advantage::GroupMean, Advantage::GroupNormalised];
+    const KINDS: [Advantage; 4] =
+        [Advantage::LeaveOneOut, Advantage::GroupMean, Advantage::GroupNormalised, Advantage::MaxRl];
+    const RAW: [Advantage; 3] =
+        [Advantage::Reinforce, Advantage::BatchNormalised, Advantage::Gae(Gae { gamma: 0.5, lambda: 0.5 })];
 
     fn estimate(kind: Advantage, rewards: &[f32]) -> Estimate {
         group_advantages(kind, &rewards.iter().copied().map(Some).collect::<Vec<_>>())
@@ -143,6 +174,44 @@ mod tests {
         }
     }
 
+    /// Hard cases 1 to 3 where nothing is compared: the reward is the advantage, equal or alone, and a missing one is 0.0, not
+    /// NaN. Catches the shortcut for equal rewards where it is wrong.
+    #[test]
+    fn what_compares_nothing_gives_the_rewards() {
+        for kind in RAW {
+            assert!(!kind.compares_group());
+            let equal = estimate(kind, &[0.1; 3]);
+            assert_eq!((equal.advantages, equal.scored, equal.zero_variance), (vec![0.1; 3], 3, true), "{kind:?}");
+            assert_eq!(estimate(kind, &[0.7]).advantages, [0.7], "{kind:?}");
+            let missing = group_advantages(kind, &[Some(f32::NAN), Some(1.0), None, Some(-2.5)]);
+            assert_eq!((missing.advantages, missing.scored), (vec![0.0, 1.0, 0.0, -2.5], 2), "{kind:?}");
+            let nothing = group_advantages(kind, &[None, Some(f32::NAN)]);
+            assert_eq!(nothing, Estimate { advantages: vec![0.0; 2], scored: 0, zero_variance: false }, "{kind:?}");
+        }
+    }
+
+    /// One success of four: p = 1/4, so the success gets (1 - p) / p = 3 and the others -1; with three of four 1/3 and -1.
+    /// Catches a division by the deviation (1.73 there), and by a mean that counts a missing reward.
+    #[test]
+    fn max_rl_scales_by_the_mean() {
+        assert_eq!(estimate(Advantage::MaxRl, &[1.0, 0.0, 0.0, 0.0]).advantages, [3.0, -1.0, -1.0, -1.0]);
+        assert_eq!(estimate(Advantage::MaxRl, &[1.0, 1.0, 0.0, 1.0]).advantages, [1.0 / 3.0, 1.0 / 3.0, -1.0, 1.0 / 3.0]);
+        let missing = group_advantages(Advantage::MaxRl, &[None, Some(1.0), Some(0.0), Some(f32::NAN)]);
+        assert_eq!(missing.advantages, [0.0, 1.0, -1.0, 0.0]);
+        // Graded rewards: mean 0.5.
+        assert_eq!(estimate(Advantage::MaxRl, &[0.25, 0.75]).advantages, [-0.5, 0.5]);
+        // The largest that a group of n can give is n - 1, however small the reward.
+        assert_eq!(estimate(Advantage::MaxRl, &[1e-30, 0.0, 0.0]).advantages, [2.0, -1.0, -1.0]);
+    }
+
+    /// Catches a sign that turns round, and 0/0, where the mean is not above 0.
+    #[test]
+    fn max_rl_makes_nothing_of_a_mean_that_is_not_above_0() {
+        for rewards in [[-1.0, 1.0], [-1.0, 0.0], [-3.0, 1.0]] {
+            assert_eq!(estimate(Advantage::MaxRl, &rewards).advantages, [0.0, 0.0], "{rewards:?}");
+        }
+    }
+
     /// Catches the population deviation (n): it would give 1.22474 for 1.06066 here.
     #[test]
     fn the_deviation_is_of_the_sample() {
@@ -175,10 +244,13 @@ mod tests {
                 1 => Just(0.1f32),
             ]), 0..9)
         ) {
-            for kind in KINDS {
+            for kind in KINDS.into_iter().chain(RAW) {
                 let found = group_advantages(kind, &rewards);
                 prop_assert_eq!(found.advantages.len(), rewards.len());
                 prop_assert!(found.advantages.iter().all(|a| a.is_finite()), "{:?} {:?}", kind, found);
+                if !kind.compares_group() {
+                    continue;
+                }
                 let sum: f64 = found.advantages.iter().map(|&a| f64::from(a)).sum();
                 let scale: f64 = found.advantages.iter().map(|&a| f64::from(a).abs()).sum();
                 let at_the_end = found.advantages.iter().any(|a| a.abs() > 1e38);

@@ -8,8 +8,10 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | [`shaping`] | what is made of a reward first: clipping, length, the soft penalty near the limit |
 //! | [`advantage`] | advantages of one group from its rewards; reward minus value where there is a critic |
 //! | [`gae`] | generalised advantage estimation over one rollout's tokens |
+//! | [`whiten`] | a batch's advantages to mean 0 and deviation 1 |
 //! | [`ratio`] | importance ratios, bounded and truncated |
 //! | [`loss`] | policy and value losses with their derivatives |
 //! | [`aggregation`] | how the tokens' losses become one number |
@@ -25,3 +27,5 @@ pub mod kl;
 pub mod loss;
 pub mod mean;
 pub mod ratio;
+pub mod shaping;
+pub mod whiten;

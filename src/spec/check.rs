@@ -3,9 +3,12 @@
 use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec};
 use crate::engine::spec::{Dtype, Learning, Sampling};
 use crate::error::{Error, Result};
+use crate::kernel::advantage::Advantage;
 use crate::kernel::aggregation::Aggregation;
+use crate::kernel::gae::Gae;
 use crate::kernel::loss::Loss;
 use crate::tasks::generated::Mix;
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
@@ -48,6 +51,7 @@ impl Spec {
         if self.eval.prompts > MOST {
             return Err(Error::config("eval.prompts", self.eval.prompts, format!("at most {MOST}")));
         }
+        self.validate_estimate()?;
         self.validate_data()
     }
 
@@ -66,6 +70,42 @@ impl Spec {
             return Err(Error::config("model.device", &self.model.device, "the toy engine is on the cpu; allowed: cpu"));
         }
         Ok(())
+    }
+
+    fn validate_estimate(&self) -> Result<()> {
+        let e = &self.estimate;
+        let shrinks = if e.overlong_buffer > 0 { "overlong_buffer" } else { "length_coef" };
+        match e.advantage {
+            Advantage::Gae(_) if !self.has_critic() => {
+                let why = "reads a critic's values: learn.value_coef above 0 gives the run a critic";
+                return Err(Error::config("estimate.advantage", "gae", why));
+            }
+            Advantage::Gae(Gae { gamma, lambda }) => {
+                for (key, value) in [("gamma", gamma), ("lambda", lambda)] {
+                    if !(0.0..=1.0).contains(&value) {
+                        let key = format!("estimate.advantage.gae.{key}");
+                        return Err(Error::config(key, value, "a number from 0 to 1"));
+                    }
+                }
+            }
+            Advantage::MaxRl if !self.has_critic() && (e.overlong_buffer > 0 || e.length_coef < 0.0) => {
+                let why = format!("divides by the mean reward of a group, which estimate.{shrinks} takes below 0");
+                return Err(Error::config("estimate.advantage", "max_rl", why));
+            }
+            _ => {}
+        }
+        if !matches!(e.reward_min.partial_cmp(&e.reward_max), Some(Ordering::Less)) {
+            let why = format!("a number below estimate.reward_max = {}", e.reward_max);
+            return Err(Error::config("estimate.reward_min", e.reward_min, why));
+        }
+        if !(e.length_coef as f32).is_finite() {
+            return Err(Error::config("estimate.length_coef", e.length_coef, "a number"));
+        }
+        if e.overlong_buffer > self.generate.max_tokens {
+            let why = format!("at most generate.max_tokens = {}", self.generate.max_tokens);
+            return Err(Error::config("estimate.overlong_buffer", e.overlong_buffer, why));
+        }
+        not_negative("estimate.overlong_penalty", e.overlong_penalty)
     }
 
     fn validate_data(&self) -> Result<()> {
@@ -314,6 +354,19 @@ mod tests {
                 "learn.loss={sequence_masked={high=nan}}",
                 "learn.loss.sequence_masked.high = NaN: a number from 1 up: a sequence on policy has the ratio 1",
             ),
+            (
+                "estimate.advantage={gae={gamma=1.0,lambda=0.9}}",
+                "estimate.advantage = gae: reads a critic's values: learn.value_coef above 0 gives the run a critic",
+            ),
+            (
+                "estimate={advantage='max_rl',length_coef=-0.1}",
+                "estimate.advantage = max_rl: divides by the mean reward of a group, which estimate.length_coef takes below 0",
+            ),
+            ("estimate={reward_min=1.0,reward_max=1.0}", "estimate.reward_min = 1: a number below estimate.reward_max = 1"),
+            ("estimate.reward_min=nan", "estimate.reward_min = NaN: a number below estimate.reward_max = inf"),
+            ("estimate.length_coef=1e99", &format!("estimate.length_coef = {}: a number", 1e99)),
+            ("estimate.overlong_buffer=257", "estimate.overlong_buffer = 257: at most generate.max_tokens = 256"),
+            ("estimate.overlong_penalty=-1.0", "estimate.overlong_penalty = -1: a number from 0 up"),
             ("model.path=''", "model.path = \"\": name a model's folder: config.json, model.safetensors, tokenizer.json"),
             ("generate.stop=['']", "generate.stop = [\"\"]: an empty string would end every rollout"),
             ("steps=0", "steps = 0: at least 1 step"),

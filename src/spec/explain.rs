@@ -41,7 +41,7 @@ pub(super) fn explain(error: &Wrong, table: &Table, retry: impl Fn(Table) -> Opt
             }
         }
         // An enum's name alone, where keys belong to it.
-        Some(("unit variant", "struct variant")) => {
+        Some(("unit variant", "struct variant" | "newtype variant")) => {
             let name = lookup(table, &key).and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
             let right =
                 format!("{name} has keys: write {{ {name} = {{}} }}, and in it those that are not to have their defaults");

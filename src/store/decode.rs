@@ -176,7 +176,8 @@ impl<'a> Columns<'a> {
             started_ns: self.int(const { place("started_ns") }, row)?,
             finished_ns: self.int(const { place("finished_ns") }, row)?,
             worker: self.int(const { place("worker") }, row)?,
-            reward: self.present(const { place("reward") }, row).map(|array| array.as_primitive::<Float32Type>().value(row)),
+            reward: self.float(const { place("reward") }, row),
+            reward_shaped: self.float(const { place("reward_shaped") }, row),
             reward_parts: self.parts(row)?,
             reward_error: self
                 .present(const { place("reward_error") }, row)
@@ -191,6 +192,10 @@ impl<'a> Columns<'a> {
 
     fn refused(&self, column: usize, row: usize, reason: impl std::fmt::Display) -> Error {
         Error::column(self.path, COLUMNS[column].name, format!("row {}: {reason}", self.first + row as u64))
+    }
+
+    fn float(&self, column: usize, row: usize) -> Option<f32> {
+        self.present(column, row).map(|array| array.as_primitive::<Float32Type>().value(row))
     }
 
     /// The column, if the file has it and it is not null in this row.

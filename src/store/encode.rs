@@ -53,6 +53,7 @@ pub(super) fn encode(rollouts: &[Rollout]) -> Result<RecordBatch, EncodeError> {
         Arc::new(rollouts.iter().map(|r| r.reward).collect::<Float32Array>()),
         rows.parts()?,
         Arc::new(rollouts.iter().map(|r| r.reward_error.as_deref()).collect::<StringArray>()),
+        Arc::new(rollouts.iter().map(|r| r.reward_shaped).collect::<Float32Array>()),
         rows.texts(|r| stop_text(r.stop)),
         rows.times(|r| r.group.admitted_ns),
         rows.times(|r| r.started_ns),

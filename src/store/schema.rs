@@ -94,7 +94,7 @@ const fn required(name: &'static str, kind: Kind) -> Column {
 }
 
 /// All columns, in the order of the file.
-pub(super) const COLUMNS: [Column; 34] = [
+pub(super) const COLUMNS: [Column; 35] = [
     column("step", Kind::Int),
     column("order", Kind::Int),
     required("status", Kind::Text),
@@ -123,6 +123,7 @@ pub(super) const COLUMNS: [Column; 34] = [
     column("reward", Kind::Float),
     column("reward_parts", Kind::Parts),
     column("reward_error", Kind::OptionalText),
+    column("reward_shaped", Kind::Float),
     column("stop", Kind::Text),
     column("admitted_ns", Kind::Int),
     column("started_ns", Kind::Int),

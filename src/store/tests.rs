@@ -68,6 +68,7 @@ fn small_step(step: u64) -> SealedStep {
         reward: Some(-0.0),
         reward_parts: vec![("format".to_owned(), 0.5), ("format".to_owned(), -0.5)],
         reward_error: None,
+        reward_shaped: Some(-0.25),
         advantage: vec![0.5; 3],
         logp_current: vec![-0.2, -0.3, -29.0],
         step,
@@ -78,6 +79,7 @@ fn small_step(step: u64) -> SealedStep {
         reward: None,
         reward_parts: Vec::new(),
         reward_error: Some("exit status 139".to_owned()),
+        reward_shaped: None,
         stop: Stop::Eos,
         advantage: Vec::new(),
         logp_current: Vec::new(),
@@ -173,6 +175,7 @@ fn seen(rollout: &Rollout) -> Rollout {
         worker: 0,
         reward_parts: Vec::new(),
         reward_error: None,
+        reward_shaped: None,
         order: 0,
         ..rollout.clone()
     }

@@ -9,7 +9,7 @@
 //! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long; [`example`] what each gives |
 //! | [`prompts`], [`table`], [`jsonl`], [`template`] | data sets of others: rows, where they lie, JSON Lines, chat templates (`messages` for them, `python_json` in them) |
 //! | [`fit`] | prompts that are too long |
-//! | [`reward`], [`number`], [`shaping`] | what a completion is worth, by rule |
+//! | [`reward`], [`number`] | what a completion is worth, by rule |
 //! | [`outside`] | what a completion is worth, asked of a program or a server |
 //! | [`draw`], [`shuffle`] | deterministic randomness |
 
@@ -27,7 +27,6 @@ pub mod outside;
 pub mod prompts;
 mod python_json;
 pub mod reward;
-pub mod shaping;
 pub mod shuffle;
 pub mod sorting;
 pub mod source;

@@ -9,6 +9,7 @@ mod beginning;
 mod compaction;
 mod disk;
 mod ending;
+mod estimators;
 mod hard_cases;
 mod harness;
 mod prompts;

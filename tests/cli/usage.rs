@@ -58,7 +58,12 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
         ("learn.grad_clip=-0.5", &["learn.grad_clip = -0.5: a number from 0 up"]),
         ("learn.beta2=1", &["learn.beta2 = 1: ", "below 1"]),
         ("learn.micro_batch_tokens=0", &["learn.micro_batch_tokens = 0: at least 1"]),
-        ("estimate.advantage=gae", &["estimate.advantage = \"gae\": ", "`leave_one_out`"]),
+        ("estimate.advantage=gaee", &["estimate.advantage = \"gaee\": ", "`leave_one_out`", "did you mean `gae`?"]),
+        ("estimate.advantage={gae={}}", &["estimate.advantage = gae: reads a critic's values: learn.value_coef above 0"]),
+        (
+            "estimate.advantage={gae={lamda=1.0}}",
+            &["estimate.advantage.gae.lamda = 1.0: no such key", "allowed: gamma, lambda"],
+        ),
         ("schedule.kind=asynchronous", &["schedule.kind = \"asynchronous\": ", "`pipeline`"]),
         ("schedule.max_lag=-1", &["schedule.max_lag = -1: "]),
         (

@@ -182,8 +182,8 @@ impl TorchLearner {
                 return Err(refusal(rollout, format!("{name} of token {t} is {}", numbers[t])));
             }
         }
-        if self.learning.value_coef != 0.0 && !rollout.reward.is_some_and(f32::is_finite) {
-            return Err(refusal(rollout, format!("reward {:?}: the critic needs a number", rollout.reward)));
+        if self.learning.value_coef != 0.0 && !rollout.used_reward().is_some_and(f32::is_finite) {
+            return Err(refusal(rollout, format!("reward {:?}: the critic needs a number", rollout.used_reward())));
         }
         Ok(())
     }

@@ -137,7 +137,7 @@ prop_compose! {
         version in vec(0..=i32::MAX as u64, 0..6),
         mask in vec(any::<bool>(), 0..6),
         floats in vec(vec(any::<f32>(), 0..6), 4),
-        reward in option::of(any::<f32>()),
+        (reward, reward_shaped) in (option::of(any::<f32>()), option::of(any::<f32>())),
         reward_parts in vec((text(), any::<f32>()), 0..3),
         (text, reward_error) in (text(), option::of(text())),
         times in [any::<i64>(), any::<i64>(), any::<i64>()],
@@ -146,7 +146,7 @@ prop_compose! {
         let [started_ns, finished_ns, trained_ns] = times;
         Rollout {
             group, sample, status, tokens, text, mask, logp_behavior, version, value, stop, started_ns, finished_ns, worker,
-            reward, reward_parts, reward_error, advantage, logp_current, step, order, trained_ns,
+            reward, reward_parts, reward_error, reward_shaped, advantage, logp_current, step, order, trained_ns,
         }
     }
 }
