@@ -54,7 +54,7 @@ enum What {
     Train {
         #[command(flatten)]
         common: Common,
-        /// Most token slots of a micro-batch.
+        /// Most tokens of a micro-batch.
         #[arg(long, default_value_t = 2048)]
         micro_batch_tokens: usize,
         #[arg(long, default_value_t = 1e-6)]

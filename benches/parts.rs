@@ -28,13 +28,19 @@ fn kernel(c: &mut Criterion) {
     let mut group = c.benchmark_group("kernel");
     let tokens = GROUPS * SIZE * LENGTH;
     group.throughput(Throughput::Elements(tokens as u64));
-    let (current, advantage, mask) = (waves(LENGTH), waves(LENGTH), vec![true; LENGTH]);
+    let (current, advantage, lag, mask) = (waves(LENGTH), waves(LENGTH), vec![1; LENGTH], vec![true; LENGTH]);
     let behavior: Vec<f32> = current.iter().map(|x| x - 0.01).collect();
     let mut terms = Vec::new();
     group.bench_function("loss, a token", |b| {
         b.iter(|| {
             for _ in 0..GROUPS * SIZE {
-                let tokens = Tokens { logp_current: &current, logp_behavior: &behavior, advantage: &advantage, mask: &mask };
+                let tokens = Tokens {
+                    logp_current: &current,
+                    logp_behavior: &behavior,
+                    advantage: &advantage,
+                    lag: &lag,
+                    mask: &mask,
+                };
                 policy_loss(black_box(Loss::default()), tokens, &mut terms);
             }
             black_box(terms.last().copied())
@@ -56,7 +62,7 @@ fn engine(c: &mut Criterion) {
     let mut group = c.benchmark_group("engine");
     let prompts: Vec<Vec<u32>> = (0..GROUPS as u32).map(|g| (0..64).map(|i| g * 31 + i).collect()).collect();
     let sequences: Vec<Sequence> =
-        (0..GROUPS * SIZE).map(|i| Sequence { prompt: &prompts[i / SIZE], rest: i * 7919 % LENGTH }).collect();
+        (0..GROUPS * SIZE).map(|i| Sequence { prompt: &prompts[i / SIZE], branch: i * 7919 % LENGTH }).collect();
     group.throughput(Throughput::Elements(sequences.len() as u64));
     group.bench_function("micro-batches of a batch, a rollout", |b| b.iter(|| plan(black_box(&sequences), 8192).slots));
     group.throughput(Throughput::Elements(1024));

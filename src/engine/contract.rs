@@ -91,7 +91,8 @@ pub trait Engine {
     /// # Errors
     /// Not enough memory.
     fn optimizer(learner: &Self::Learner) -> Result<Self::Optimizer>;
-    /// A learner's weights and what it remembers, when it has done its last step: no copies, where copies would be large.
+    /// A learner's weights and what it remembers, when it has done its last step: no copies, where copies would be large. A step that is
+    /// open is dropped, and the weights are those of its version.
     ///
     /// # Errors
     /// Not enough memory.
@@ -104,7 +105,9 @@ pub trait Engine {
 
     /// What writes checkpoints, on any thread.
     fn writer(&self) -> Self::Writer;
-    /// Sets how many threads this thread's work in the tensor library uses.
+    /// Sets how many threads this thread's work in the tensor library uses. A pool of threads is made for each thread that uses more than
+    /// one and stays as long as it: where all pools together are more than the processors, their threads sleep between any two loops
+    /// instead of waiting for the next, which halves the rate of small steps. So a thread that is not a worker takes one.
     fn set_threads(threads: u16);
 }
 

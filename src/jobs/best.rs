@@ -49,8 +49,6 @@ impl<E: Engine> Best<E> {
     /// # Errors
     /// Rewards that fail; a disk that refuses.
     pub fn judge(&mut self, step: Step, weights: E::Weights) -> Result<()> {
-        // The workers have the other cores.
-        E::set_threads(1);
         let evaluation = self.evaluator.evaluate(step, weights, &self.halt)?;
         let Some(success) = evaluation.total().rate().filter(|_| !self.halt.is_set()) else { return Ok(()) };
         let path = self.folder.checkpoint(step).join(EVALUATION);

@@ -20,7 +20,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use tidegate_operators::fault::{Fault, guarded};
 use tidegate_operators::record::{Rollout, SealedStep, Step, Version};
@@ -92,7 +92,12 @@ impl<E: Engine + 'static> Checkpoints<E> {
         }
         let (folder, writer) = (folder.clone(), engine.writer());
         let desk = Desk { folder, keep: spec.keep, writer, newest, busy: busy.clone(), told: HashSet::new(), best };
-        let thread = std::thread::spawn(move || desk.serve(&messages));
+        let thread = Builder::new().name("checkpoints".to_owned());
+        let thread = thread.spawn(move || {
+            E::set_threads(1);
+            desk.serve(&messages)
+        });
+        let thread = thread.map_err(|e| Error::engine("thread that writes checkpoints", e))?;
         let (lent, home) = Lent::new(learner);
         let due = Due { steps: spec.every_steps, minutes: spec.every_minutes, step: state.step, at: Instant::now() };
         let learner = Watched { learner: lent, due, busy, sender: sender.clone(), counters: Arc::clone(counters) };

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::data::Data;
 use crate::jobs::encode::Encoder;
-use crate::jobs::eval::{self, Evaluation, Evaluator, Mode, evaluate};
+use crate::jobs::eval::{self, Evaluation, Evaluator, Mode};
 use crate::jobs::recovery::Origin;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
@@ -18,8 +18,10 @@ use crate::store::{RunFolder, write_metrics};
 use crate::tasks::prompts::Use;
 use crate::tasks::source;
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use tidegate_operators::fault::Halt;
 use tidegate_operators::plan::ShortBatch;
 use tidegate_operators::record::Group;
@@ -157,9 +159,20 @@ fn evaluations<E: Engine>(
         ));
         return Ok(None);
     }
-    E::set_threads(spec.workers.generator_threads.saturating_add(spec.workers.learner_threads));
-    let of =
-        |mode: Mode| -> Result<Evaluation> { evaluate(held_out, engine, &spec.generate, rewards, mode, spec.seed, halt) };
+    let threads = spec.workers.generator_threads.saturating_add(spec.workers.learner_threads);
+    let of = |mode: Mode| -> Result<Evaluation> {
+        let mut evaluator = Evaluator::new(held_out, engine, &spec.generate, rewards, mode, spec.seed)?;
+        let weights = engine.snapshot()?;
+        // On a thread of its own, whose pool of threads ends with it.
+        let evaluation = thread::scope(|scope| {
+            let evaluating = scope.spawn(|| {
+                E::set_threads(threads);
+                evaluator.evaluate(0, weights, halt)
+            });
+            evaluating.join()
+        });
+        evaluation.unwrap_or_else(|panic| resume_unwind(panic))
+    };
     let evaluations = Evaluations { sampled: of(Mode::Sampled)?, greedy: of(Mode::Greedy)? };
     if halt.is_set() {
         return Ok(None);

@@ -33,6 +33,8 @@ pub fn run(spec: Spec, output: Output) -> Result<()> {
 /// A folder that is no model that it runs.
 pub fn torch(spec: &Spec, folder: Option<&Path>) -> Result<Policy> {
     let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
+    // The pools are the workers'.
+    Policy::set_threads(1);
     Policy::load(folder.unwrap_or(&spec.model.path), &spec.model.device, head)
 }
 

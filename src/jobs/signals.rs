@@ -42,7 +42,8 @@ pub fn listen(ending: &'static str, what_stays: &'static str) -> Result<Interrup
     let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(heard).map_err(|e| Error::engine("signal handlers", e))?;
     let seen = interrupt.clone();
-    std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().name("signals".to_owned());
+    let listening = thread.spawn(move || {
         for signal in signals.forever() {
             let first = seen.signal().is_none();
             // One closed terminal is told of by the kernel, and by its shell again.
@@ -58,6 +59,7 @@ pub fn listen(ending: &'static str, what_stays: &'static str) -> Result<Interrup
             }
         }
     });
+    listening.map_err(|e| Error::engine("thread that hears signals", e))?;
     Ok(interrupt)
 }
 

@@ -62,7 +62,7 @@ mod tests {
         Aggregation::SeqMeanTokenMean,
     ];
 
-    /// Hard cases 7 and 8. Catches masked tokens (a cut rollout's, padding's) that stay in a denominator: only the two
+    /// Hard cases 7 and 8. Catches masked tokens (a cut rollout's) that stay in a denominator: only the two
     /// sequences and five tokens that are trained count.
     #[test]
     fn masked_tokens_leave_the_denominators() {

@@ -22,4 +22,5 @@ mod schedules;
 mod sft;
 mod signals;
 mod soak;
+mod threads;
 mod usage;

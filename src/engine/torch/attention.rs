@@ -1,4 +1,4 @@
-//! Attention: causal over whole sequences, for training, and of a step over the cache.
+//! Attention: causal over trees, for training, and of a step over the cache.
 
 use crate::engine::torch::ffi::{self, Heads, Places, Positional, Weight};
 use crate::engine::torch::trees::{Padded, Trees, rows_of};
@@ -10,12 +10,19 @@ use tch::{Kind, Tensor};
 /// # Errors
 /// Whatever libtorch says.
 pub fn causal(x: &Tensor, at: &Positional, heads: Heads, trees: &Trees) -> Result<Tensor> {
-    let Some(Padded { shape, rows, places }) = trees.padded() else { return ffi::causal(x, at, heads, trees) };
-    let [q, k, v] = ffi::split(&rows_of(x, rows)?, at, heads, *shape)?;
-    let grouped = heads.heads != heads.kv_heads;
-    let y = Tensor::f_scaled_dot_product_attention::<Tensor>(&q, &k, &v, None, 0.0, true, None, grouped)?;
-    let y = y.f_transpose(1, 2)?.f_reshape([shape[0] * shape[1], heads.heads * heads.head_dim])?;
-    Ok(y.f_index_select(0, places)?)
+    let Some(pieces) = trees.padded() else { return ffi::causal(x, at, heads, trees) };
+    let (mut taken, mut seen) = (Vec::new(), Vec::new());
+    for Padded { shape, rows, taken: of_piece, places } in pieces {
+        let [q, k, v] = ffi::split(&rows_of(x, rows)?, at, heads, *shape)?;
+        let grouped = heads.heads != heads.kv_heads;
+        let y = Tensor::f_scaled_dot_product_attention::<Tensor>(&q, &k, &v, None, 0.0, true, None, grouped)?;
+        let y = y.f_transpose(1, 2)?.f_reshape([shape[0] * shape[1], heads.heads * heads.head_dim])?;
+        // No place is taken twice: no sum has an order.
+        seen.push(y.f_index_select(0, places)?);
+        taken.push(of_piece);
+    }
+    let (taken, seen) = (Tensor::f_cat(&taken, 0)?, Tensor::f_cat(&seen, 0)?);
+    Ok(seen.f_index_select(0, &taken.f_argsort(0, false)?)?)
 }
 
 /// What all layers of a decode step share: where its rows belong, and on other devices than the CPU what follows from it, made and copied
@@ -159,14 +166,15 @@ mod tests {
     /// Catches a tile that is left out or too much, a token that sees what follows it or another sequence, and gradients of keys
     /// that miss one of the queries that share them.
     #[test]
-    fn whole_sequences_are_as_by_libtorchs_own_operations() {
+    fn trees_are_as_by_libtorchs_own_operations() {
         tch::manual_seed(5);
         let options = (Kind::Float, Device::Cpu);
         // Key heads, their size, and of each tree the lengths of trunk and branches.
-        let cases: [(i64, i64, &[&[usize]]); 8] = [
+        let cases: [(i64, i64, &[&[usize]]); 9] = [
             (1, 2, &[&[1]]),
             (2, 8, &[&[5], &[3, 2, 1]]),
             (1, 32, &[&[64]]),
+            (1, 8, &[&[3, 0, 0]]),
             (2, 16, &[&[65], &[65], &[63, 2, 0, 70]]),
             (1, 64, &[&[130]]),
             (1, 64, &[&[40, 100, 24, 64, 1, 129]]),

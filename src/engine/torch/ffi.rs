@@ -87,7 +87,7 @@ type Raw = *const c_void;
 /// Null, or a message to be freed.
 type Message = *mut c_char;
 
-/// What attention reads, whichever; as `ops/common.h` has it. Null where there is no norm, or where it does not learn.
+/// What each of the three kinds of attention reads, as `ops/common.h` has it. Null where there is no norm, or where it does not learn.
 #[repr(C)]
 struct Attention {
     x: Raw,
@@ -157,7 +157,7 @@ pub fn has_kernels(x: &Tensor) -> bool {
     has_kernels_on(x.device())
 }
 
-/// Whether they have for what is on `device`.
+/// Whether tensors on `device` have kernels of `ops/`.
 pub fn has_kernels_on(device: Device) -> bool {
     #[cfg(test)]
     if PLAIN.get() {
@@ -348,7 +348,7 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
 /// As [`linear`].
 pub fn causal(x: &Tensor, at: &Positional, heads: Heads, trees: &Trees) -> Result<Tensor> {
     let attention = Attention::new(x, at, heads, trees.longest())?;
-    fits(x.size2()?.0 == trees.rows(), "projections", x)?;
+    fits(x.device() == Device::Cpu && x.size2()?.0 == trees.rows(), "projections", x)?;
     made(|[y]| unsafe { tidegate_causal(y, &raw const attention, raw(trees.bounds()), raw(trees.seen())) }).map(one)
 }
 

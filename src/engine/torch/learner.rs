@@ -10,10 +10,10 @@ use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
 use crate::engine::torch::layout::{Layout, ValueHead};
 use crate::engine::torch::memory;
-use crate::engine::torch::micro_batch::{MicroBatch, computed, input_length, to_host};
+use crate::engine::torch::micro_batch::{MicroBatch, branch, input_length, to_host};
 use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::optimizer::{AdamW, State, clip};
-use crate::engine::torch::pack::{Plan, Sequence, Shared, plan};
+use crate::engine::torch::pack::{Plan, Sequence, plan, smaller};
 use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ pub struct TorchLearner {
     open: Option<Open>,
     /// The batch of a step that failed.
     failed: Vec<Rollout>,
-    /// Token slots that fit into memory at once.
+    /// Tokens that fit into memory at once.
     #[cfg(test)]
     room: usize,
 }
@@ -130,7 +130,8 @@ impl TorchLearner {
         &self.optimizer
     }
 
-    /// Its weights and its optimizer's state, in the memory where they are.
+    /// Its weights and its optimizer's state, in the memory where they are. A step that is open is dropped: the weights are those of
+    /// [`version`](TorchLearner::version). Not to be asked of one that failed in its update.
     pub fn take_apart(self) -> (Snapshot, State) {
         (Snapshot::of(self.flat), self.optimizer.into_state())
     }
@@ -202,18 +203,18 @@ impl TorchLearner {
         trained.iter().try_for_each(|&i| self.check(&batch[i]))?;
         let of = trained.iter().map(|&i| &batch[i]);
         let sequences: Vec<Sequence> =
-            of.map(|r| Sequence { prompt: &r.group.prompt.tokens, rest: computed(r).len() }).collect();
+            of.map(|r| Sequence { prompt: &r.group.prompt.tokens, branch: branch(r).len() }).collect();
         let mut plan = plan(&sequences, self.learning.micro_batch_tokens);
-        plan.micro_batches.iter_mut().flatten().flatten().for_each(|i| *i = trained[*i]);
+        plan.micro_batches.iter_mut().flat_map(|all| &mut all.trees).flatten().for_each(|i| *i = trained[*i]);
         Ok((weights, plan))
     }
 
     /// Adds one micro-batch to the gradient.
     fn micro_batch(&self, open: &mut Open) -> Result<()> {
-        let members = &open.plan.micro_batches[open.done];
+        let trees = &open.plan.micro_batches[open.done].trees;
         let device = self.flat.device();
         let started = thread_ns();
-        let micro_batch = MicroBatch::new(&open.batch, members, device)?;
+        let micro_batch = MicroBatch::new(&open.batch, trees, device)?;
         let (hidden, trail) = if self.learning.activation_checkpointing {
             let (hidden, trail) = Trail::walk(&self.model, micro_batch.trees())?;
             (hidden, Some(trail))
@@ -225,7 +226,7 @@ impl TorchLearner {
         let said = to_host(&outputs)?;
         open.torch_ns += thread_ns() - started;
         let mut coefficients = Vec::with_capacity(said.len());
-        for &i in members.iter().flatten() {
+        for &i in trees.iter().flatten() {
             let rollout = &mut open.batch[i];
             let of_rollout = &said[coefficients.len()..][..rollout.tokens.len()];
             open.tally.add(&self.learning, rollout, open.weights[i], of_rollout, &mut coefficients);
@@ -294,15 +295,15 @@ impl TorchLearner {
         Ok(None)
     }
 
-    /// Begins the step anew, after the micro-batch `at` found no memory, with micro-batches of half its size from now on. What
-    /// had been added goes: so the step is a function of its batch and of `micro_batch_tokens`, and a replay comes to its bits.
+    /// Begins the step anew, after the micro-batch `at` found no memory, with smaller ones from now on. What had been added goes: so the
+    /// step is a function of its batch and of `micro_batch_tokens`, and a replay comes to its bits.
     fn begin_smaller(&mut self, open: &mut Open, at: usize, error: Error) -> Result<()> {
-        let members = &open.plan.micro_batches[at];
-        let tokens = tokens_of(&open.batch, members);
-        if members.iter().flatten().count() < 2 {
-            return Err(Error::engine(format!("one rollout of {tokens} tokens"), error));
+        let micro_batch = &open.plan.micro_batches[at];
+        if micro_batch.rollouts() < 2 {
+            return Err(Error::engine(format!("one rollout of {} tokens", micro_batch.tokens), error));
         }
-        self.learning.micro_batch_tokens = tokens / 2;
+        let lengths = |i: usize| (open.batch[i].group.prompt.tokens.len(), branch(&open.batch[i]).len());
+        self.learning.micro_batch_tokens = smaller(micro_batch, lengths);
         let (weights, plan) = self.planned(&open.batch)?;
         self.clear()?;
         (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, Tally::default());
@@ -352,13 +353,6 @@ impl Learner for TorchLearner {
     fn weights(&mut self) -> Result<Snapshot, Fault> {
         Snapshot::copy_of(&self.flat).map_err(fault)
     }
-}
-
-/// Tokens of a micro-batch, of which those that rollouts share count once.
-fn tokens_of(batch: &[Rollout], members: &[Shared]) -> usize {
-    let of = |i: &usize| (batch[*i].group.prompt.tokens.len(), computed(&batch[*i]).len());
-    let tree = |shared: &Shared| shared.first().map_or(0, |i| of(i).0) + shared.iter().map(|i| of(i).1).sum::<usize>();
-    members.iter().map(tree).sum()
 }
 
 fn refusal(rollout: &Rollout, reason: impl Display) -> Fault {

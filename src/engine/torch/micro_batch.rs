@@ -2,58 +2,57 @@
 
 use crate::engine::tally::Said;
 use crate::engine::torch::model::Model;
-use crate::engine::torch::pack::Shared;
+use crate::engine::torch::pack::Branches;
 use crate::engine::torch::trees::{Tree, Trees, rows_of};
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::record::Rollout;
 
 /// Tokens of a rollout's completion that the model computes: all but the last, which predicts nothing.
-pub fn computed(rollout: &Rollout) -> &[u32] {
+pub fn branch(rollout: &Rollout) -> &[u32] {
     rollout.tokens.split_last().map_or(&[], |(_, before)| before)
 }
 
 /// Tokens the model computes for one rollout, prompt and completion.
 pub fn input_length(rollout: &Rollout) -> usize {
-    rollout.group.prompt.tokens.len() + computed(rollout).len()
+    rollout.group.prompt.tokens.len() + branch(rollout).len()
 }
 
-/// Some rollouts as tensors on a device: `n` completion tokens in all, rollout after rollout.
+/// Some rollouts as tensors on a device: `c` completion tokens in all, rollout after rollout, in `n` rows of trees.
 #[derive(Debug)]
 pub struct MicroBatch {
     trees: Trees,
-    /// `[n]` rows of the trees whose hidden state predicts a completion token.
+    /// `[c]` rows of the trees whose hidden state predicts a completion token.
     positions: Tensor,
-    /// `[n]` the ids that were chosen there.
+    /// `[c]` the ids that were chosen there.
     chosen: Tensor,
 }
 
 impl MicroBatch {
-    /// The rollouts of `batch` that `members` names, in that order; those that stand together share their prompt. Each needs a prompt and
-    /// a completion of at least one token.
+    /// The rollouts of `batch` that `trees` names, in that order. Each needs a prompt and a completion of at least one token.
     ///
     /// # Errors
     /// A device without the room.
-    pub fn new(batch: &[Rollout], members: &[Shared], device: Device) -> Result<MicroBatch> {
+    pub fn new(batch: &[Rollout], trees: &[Branches], device: Device) -> Result<MicroBatch> {
         let (mut positions, mut chosen) = (Vec::new(), Vec::new());
-        let mut trees = Vec::with_capacity(members.len());
+        let mut made = Vec::with_capacity(trees.len());
         let mut row = 0;
-        for shared in members {
-            let rollouts = || shared.iter().map(|&i| &batch[i]);
+        for branches in trees {
+            let rollouts = || branches.iter().map(|&i| &batch[i]);
             let Some(first) = rollouts().next() else { continue };
             let trunk = first.group.prompt.tokens.as_slice();
             row += trunk.len();
             let end_of_trunk = row as i64 - 1;
             for rollout in rollouts() {
-                let branch = row as i64..(row + computed(rollout).len()) as i64;
-                positions.extend(std::iter::once(end_of_trunk).chain(branch));
+                let rows = row as i64..(row + branch(rollout).len()) as i64;
+                positions.extend(std::iter::once(end_of_trunk).chain(rows));
                 chosen.extend(rollout.tokens.iter().map(|&id| i64::from(id)));
-                row += computed(rollout).len();
+                row += branch(rollout).len();
             }
-            trees.push(Tree { trunk, branches: rollouts().map(computed).collect() });
+            made.push(Tree { trunk, branches: rollouts().map(branch).collect() });
         }
         let there = |ids: &[i64]| Ok::<_, crate::error::Error>(Tensor::f_from_slice(ids)?.f_to_device(device)?);
-        Ok(MicroBatch { trees: Trees::new(&trees, device)?, positions: there(&positions)?, chosen: there(&chosen)? })
+        Ok(MicroBatch { trees: Trees::new(&made, device)?, positions: there(&positions)?, chosen: there(&chosen)? })
     }
 
     /// What the model computes.
@@ -61,8 +60,8 @@ impl MicroBatch {
         &self.trees
     }
 
-    /// `[n, 3]` f32: [`Said`] of each completion token, from the hidden states of all rows, where logits are divided by `temperature`. The
-    /// output head runs on the `n` hidden states alone.
+    /// `[c, 3]` f32: [`Said`] of each completion token, from the hidden states of all rows (`[n, d]`), where logits are divided by `temperature`. The
+    /// output head runs on these `c` hidden states alone.
     ///
     /// # Errors
     /// Ids outside the vocabulary, or whatever the device says.

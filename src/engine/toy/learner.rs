@@ -201,7 +201,7 @@ struct Open {
     /// Micro-batches to do, the next one last.
     pieces: Vec<Range<usize>>,
     gradient: [Vec<f32>; 2],
-    /// Token slots computed.
+    /// Tokens computed.
     slots: u64,
     tally: Tally,
 }

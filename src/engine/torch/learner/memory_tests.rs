@@ -6,7 +6,7 @@ use crate::engine::torch::config::Family;
 
 /// A micro-batch that was computed and added to the gradient, and then finds no memory.
 pub(super) fn fits(room: usize, open: &Open, at: usize) -> Result<()> {
-    if tokens_of(&open.batch, &open.plan.micro_batches[at]) <= room { Ok(()) } else { Err(memory::tests::refusal()) }
+    if open.plan.micro_batches[at].tokens <= room { Ok(()) } else { Err(memory::tests::refusal()) }
 }
 
 /// Catches a gradient that a failed micro-batch was half added to, tokens that count twice, a size that is not kept or not

@@ -1,4 +1,4 @@
-// Attention over whole sequences, for training.
+// Attention over trees, for training.
 #include "products.h"
 #include "tiles.h"
 
@@ -59,10 +59,10 @@ struct Split : Function<Split> {
   }
 };
 
-// ---- whole sequences on the CPU
+// ---- trees on the CPU
 
-// What attention of a tree reads beside its rows.
-struct Reading {
+// A tree, and what attention reads of it beside its rows.
+struct OfTree {
   Tree tree;
   Heads h;
   const float *cos, *sin;
@@ -86,11 +86,11 @@ template <class F> void both_and_factors(const Tensor &x, F f) {
   });
 }
 
-// One tree, and the queries that share its key head `head`: x [t, width] to y [t, heads * d], and to logs, rows of heads `apart`, the
-// logarithm of what each query's weights add up to. Tile by tile, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), but with a
+// One tree, and the queries of its key head `head`: x [t, width] to y [t, heads * d], and to logs, where one head's numbers begin `apart`
+// behind those of the head before, the logarithm of what each query's weights add up to. Tile by tile, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), but with a
 // whole row of scores at once, 64 floats a key that a tile sees and as many weights, which a thread keeps for the next layer.
 template <class T, class E>
-void causal_head(const T *x, const T *q_norm, const T *k_norm, const Reading &s, int64_t head, T *y, float *logs, int64_t apart,
+void causal_head(const T *x, const T *q_norm, const T *k_norm, const OfTree &s, int64_t head, T *y, float *logs, int64_t apart,
                  const SmallProduct<E> &small_product) {
   auto [heads, kv, d, eps] = s.h;
   auto width = s.h.width(), shared = heads / kv, tiles = s.tree.tiles(), size = TILE * d;
@@ -124,7 +124,7 @@ void causal_head(const T *x, const T *q_norm, const T *k_norm, const Reading &s,
 
 // Its gradient: dx [t, width], and what it adds to those of the norms, [2, d].
 template <class T, class E>
-void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const Reading &s, int64_t head, const T *y, const float *logs,
+void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const OfTree &s, int64_t head, const T *y, const float *logs,
                       int64_t apart, const T *dy, T *dx, float *dnorms, const SmallProduct<E> &small_product) {
   auto [heads, kv, d, eps] = s.h;
   auto width = s.h.width(), shared = heads / kv, tiles = s.tree.tiles(), size = TILE * d;
@@ -182,29 +182,30 @@ void causal_head_back(const T *x, const T *q_norm, const T *k_norm, const Readin
   }
 }
 
-// f(head, tree, its number of all, its first row), for each key head of each tree. Heads one after another, so that halves of the work
-// have trees of all sizes.
+// f(first, last, item) for a range of the key heads of all trees: item(i) is the head, the tree and the tree's first row. Head after head, so
+// that each range has large and small trees.
 template <class F> void each_head(const Tensor &bounds, const Tensor &seen, int64_t kv, const F &f) {
   auto trees = bounds.size(0) - 1, all = seen.size(1);
   auto from = data<int64_t>(bounds);
-  auto position = data<int32_t>(seen), shared = position + all, start = shared + all;
+  auto position = data<int32_t>(seen), trunk = position + all, start = trunk + all;
   at::parallel_for(0, trees * kv, 1, [&](int64_t first, int64_t last) {
     f(first, last, [&](int64_t item) {
       auto row = from[item % trees];
-      return std::tuple(item / trees, Tree{from[item % trees + 1] - row, position + row, shared + row, start + row}, row);
+      return std::tuple(item / trees, Tree{from[item % trees + 1] - row, position + row, trunk + row, start + row}, row);
     });
   });
 }
 
 // Of projections [n, (heads + 2 kv) * d], what each row attends to, [n, heads * d]. Rotated queries and keys are made again on the way
-// back: nothing of them is kept. Trees are [bounds[i], bounds[i + 1]) each; `seen` [3, n] is position, shared and start of their rows.
+// back: nothing of them is kept. Trees are [bounds[i], bounds[i + 1]) each; `seen` [3, n] is position, trunk and start of their rows.
 struct Causal : Function<Causal> {
   static Tensor forward(AutogradContext *ctx, Tensor x, optional<Tensor> q_norm, optional<Tensor> k_norm, optional<Tensor> dq_norm,
                         optional<Tensor> dk_norm, Tensor cos, Tensor sin, Tensor bounds, Tensor seen, int64_t heads, int64_t kv, int64_t d,
                         double eps) {
     check_heads(x, q_norm, k_norm, cos, sin, heads, kv, d);
     auto n = x.size(0);
-    TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && seen.is_contiguous() && seen.size(1) == n, "projections of shape ", x.sizes());
+    TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && x.device().is_cpu(), "projections of shape ", x.sizes());
+    TORCH_CHECK(bounds.is_contiguous() && seen.is_contiguous() && seen.size(0) == 3 && seen.size(1) == n, n, " rows of trees of ", seen.sizes());
     auto y = at::empty({n, heads * d}, x.options()), logs = at::empty({heads, n}, at::kFloat);
     Heads h{heads, kv, d, static_cast<float>(eps)};
     both_and_factors(x, [&](auto zero, auto factor) {

@@ -67,7 +67,7 @@ inline void check_heads(const Tensor &x, const optional<Tensor> &q_norm, const o
     TORCH_CHECK(!norm || (norm->is_contiguous() && norm->numel() == d && norm->scalar_type() == x.scalar_type()), "a norm that is not of ", d);
 }
 
-// What attention reads, whichever; as ffi.rs has it. Null where there is no norm, or where it does not learn.
+// What each of the three kinds of attention reads, as ffi.rs has it. Null where there is no norm, or where it does not learn.
 struct Attention {
   const Tensor *x, *q_norm, *k_norm, *dq_norm, *dk_norm, *cos, *sin;
   int64_t heads, kv, d;

@@ -80,7 +80,7 @@ CLONES void plain_small_product(int64_t m, int64_t n, int64_t k, int64_t lda, in
 
 namespace {
 
-// Slots that a small product of the gradient adds up over.
+// Rows that a small product of the gradient adds up over.
 constexpr int64_t DEPTH = 256;
 // Its rows and columns.
 constexpr int64_t SQUARE = 64;

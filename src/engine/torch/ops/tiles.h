@@ -1,4 +1,4 @@
-// Attention of whole sequences, in tiles: loops over what is between the small products of causal.cpp. All arithmetic is in f32; T is
+// Attention of trees, in tiles: loops over what is between the small products of causal.cpp. All arithmetic is in f32; T is
 // what rows are stored in, E what products take: float, or BFloat16, whose right factors have pairs of rows side by side.
 #pragma once
 #include "kernels.h"
@@ -42,36 +42,36 @@ template <class E> INLINE void transposed_(const E *rows, E *to, int64_t d) {
 
 // ---- which keys a row sees
 
-// The rows of one tree, `t` of them: row r stands at a position of its own, and sees the first `shared[r]` rows and those from `start[r]`
-// to itself. What is shared lies before `start`; of a row `shared` and `start` are no smaller than of those before it.
+// The rows of one tree, `t` of them: row r stands at a position of its own, and sees the first `trunk[r]` rows and those from `start[r]`
+// to itself. Neither becomes smaller along a tree, and the trunk lies before `start`.
 struct Tree {
   int64_t t;
-  const int32_t *position, *shared, *start;
+  const int32_t *position, *trunk, *start;
   INLINE int64_t tiles() const { return (t + TILE - 1) / TILE; }
   INLINE int64_t rows_of(int64_t tile) const { return t - tile * TILE < TILE ? t - tile * TILE : TILE; }
 };
 
-// The tiles of keys that a tile of queries sees any of: the first `shared`, and from `from` to its own; `count` in all.
+// The tiles of keys that a tile of queries sees any of: the first `trunk`, and from `from` to its own; `count` in all.
 struct KeyTiles {
-  int64_t shared, from, count;
-  INLINE int64_t operator[](int64_t i) const { return i < shared ? i : from + i - shared; }
+  int64_t trunk, from, count;
+  INLINE int64_t operator[](int64_t i) const { return i < trunk ? i : from + i - trunk; }
 };
 
 INLINE KeyTiles key_tiles(const Tree &tree, int64_t tile) {
   int64_t first = tile * TILE, last = first + tree.rows_of(tile) - 1;
-  int64_t shared = (tree.shared[last] + TILE - 1) / TILE, from = tree.start[first] / TILE;
-  from = from < shared ? shared : from;
-  return {shared, from, shared + tile + 1 - from};
+  int64_t trunk = (tree.trunk[last] + TILE - 1) / TILE, from = tree.start[first] / TILE;
+  from = from < trunk ? trunk : from;
+  return {trunk, from, trunk + tile + 1 - from};
 }
 
-// Of the keys of a tile that begins at the row `base`, those that a row sees: [0, shared) and [from, to).
+// Of the keys of a tile that begins at the row `base`, those that a row sees: [0, trunk) and [from, to).
 struct KeysSeen {
-  int64_t shared, from, to;
+  int64_t trunk, from, to;
 };
 
 INLINE int64_t in_tile(int64_t row, int64_t base) { return row < base ? 0 : row - base < TILE ? row - base : TILE; }
 INLINE KeysSeen keys_seen(const Tree &tree, int64_t row, int64_t base) {
-  return {in_tile(tree.shared[row], base), in_tile(tree.start[row], base), in_tile(row + 1, base)};
+  return {in_tile(tree.trunk[row], base), in_tile(tree.start[row], base), in_tile(row + 1, base)};
 }
 
 // ---- rows of one head
@@ -122,7 +122,7 @@ INLINE void weigh_tiles_(const float *scores, E *to, float *sums, float *logs, c
     for (int64_t k = 0; k < tiles.count; k++) {
       const float *row = scores + (k * TILE + r) * TILE;
       KeysSeen seen = keys_seen(tree, tile * TILE + r, tiles[k] * TILE);
-      for (int64_t j = 0; j < seen.shared; j++) most = row[j] > most ? row[j] : most;
+      for (int64_t j = 0; j < seen.trunk; j++) most = row[j] > most ? row[j] : most;
       for (int64_t j = seen.from; j < seen.to; j++) most = row[j] > most ? row[j] : most;
     }
     float total = 0;
@@ -131,7 +131,7 @@ INLINE void weigh_tiles_(const float *scores, E *to, float *sums, float *logs, c
       E *out = to + (k * TILE + r) * TILE;
       KeysSeen seen = keys_seen(tree, tile * TILE + r, tiles[k] * TILE);
       float part = 0;
-      for (int64_t j = 0; j < seen.shared; j++) {
+      for (int64_t j = 0; j < seen.trunk; j++) {
         float e = exp_(scale * (row[j] - most));
         put(out[j], e);
         part += e;
@@ -157,14 +157,14 @@ template <class T> INLINE void over_totals_(const float *acc, const float *sums,
 
 // The rows of a tile of queries, for a loop over them: behind the last, rows that see nothing.
 struct QueriesOfTile {
-  int32_t shared[TILE], start[TILE], row[TILE];
+  int32_t trunk[TILE], start[TILE], row[TILE];
 };
 
 INLINE QueriesOfTile queries_of(const Tree &tree, int64_t tile) {
   QueriesOfTile all;
   int64_t rows = tree.rows_of(tile), from = tile * TILE;
   for (int64_t q = 0; q < TILE; q++) {
-    all.shared[q] = q < rows ? tree.shared[from + q] : 0;
+    all.trunk[q] = q < rows ? tree.trunk[from + q] : 0;
     all.start[q] = q < rows ? tree.start[from + q] : 0;
     all.row[q] = q < rows ? static_cast<int32_t>(from + q) : -1;
   }
@@ -174,7 +174,7 @@ INLINE QueriesOfTile queries_of(const Tree &tree, int64_t tile) {
 // Whether each row of the tile of queries sees each key of another.
 INLINE bool all_seen(const Tree &tree, int64_t tile, int64_t keys) {
   int64_t first = tile * TILE, last = first + tree.rows_of(tile) - 1, base = keys * TILE;
-  return tree.shared[first] >= base + TILE || (tree.start[last] <= base && first >= base + TILE - 1);
+  return tree.trunk[first] >= base + TILE || (tree.start[last] <= base && first >= base + TILE - 1);
 }
 
 // From scores and gradients of weights, [keys, queries] each, to weights and gradients of scores: `p` and `ds` as left factors, `right`
@@ -191,7 +191,7 @@ INLINE void weights_back_(const float *scores, const float *dp, const float *log
       if (queries != nullptr) {
         int32_t key = static_cast<int32_t>(base + two);
         for (int64_t q = 0; q < TILE; q++) {
-          bool seen = (key < queries->shared[q]) | ((key >= queries->start[q]) & (key <= queries->row[q]));
+          bool seen = (key < queries->trunk[q]) | ((key >= queries->start[q]) & (key <= queries->row[q]));
           weights[q] = seen ? weights[q] : 0.0f;
         }
       }
