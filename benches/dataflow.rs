@@ -17,7 +17,7 @@ use tidegate_operators::fault::{Fault, Halt};
 use tidegate_operators::generate::Generator;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status, Step, Version};
-use tidegate_operators::schedule::Schedule;
+use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::Log;
 use tidegate_operators::start::Start;
@@ -194,6 +194,7 @@ fn plan(generators: Vec<usize>, learner: usize) -> Plan {
         batch_groups: BATCH_GROUPS,
         group_size: GROUP,
         schedule: Schedule::Pipeline { max_lag: 4 },
+        weights_update: WeightsUpdate::InFlight,
         order: Order::Arrival,
         short_batch: ShortBatch::Train,
         slots: SLOTS,

@@ -68,7 +68,7 @@ pub struct Probes {
 /// # use std::sync::{Arc, Mutex};
 /// # use tidegate_operators::{admit::Prompts, census::Census, dataflow::{Ports, dataflow}, estimate::Estimator};
 /// # use tidegate_operators::{fault::{Fault, Halt}, generate::Generator, plan::{Order, Plan, ShortBatch}, record::*};
-/// # use tidegate_operators::{schedule::Schedule, score::Scorer, seal::Log, start::Start, train::{Learner, Trained}};
+/// # use tidegate_operators::{schedule::{Schedule, WeightsUpdate}, score::Scorer, seal::Log, start::Start, train::{Learner, Trained}};
 /// # struct Endless;
 /// # impl Prompts for Endless {
 /// #     fn prompt(&mut self, _: u64) -> Result<Option<Prompt>, Fault> { Ok(Some(Prompt::default())) }
@@ -112,6 +112,7 @@ pub struct Probes {
 ///     batch_groups: 2,
 ///     group_size: 1,
 ///     schedule: Schedule::Pipeline { max_lag: 1 },
+///     weights_update: WeightsUpdate::InFlight,
 ///     order: Order::Arrival,
 ///     short_batch: ShortBatch::Train,
 ///     slots: 4,
@@ -182,7 +183,7 @@ where
 }
 
 /// Builds the dataflow of a replay: recorded groups are scored, estimated, trained and sealed again, each in the step that
-/// trained it. Of the plan, `schedule`, `order`, `generators` and `slots` must be valid and are without effect.
+/// trained it. Of the plan, `schedule`, `weights_update`, `order`, `generators` and `slots` must be valid and are without effect.
 pub fn replay_dataflow<'scope, W, R, S, E, L, D>(
     scope: Scope<'scope, Step>,
     plan: &Plan,

@@ -9,7 +9,7 @@ use crate::alarm::{Alarm, UNCONNECTED, Wake, output, to};
 use crate::fault::{Fault, Halt, guarded};
 use crate::plan::Plan;
 use crate::record::{Group, Rollout, Step, Version, Weights};
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, WeightsUpdate};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use timely::dataflow::StreamVec;
@@ -71,7 +71,7 @@ pub fn generate<'scope, G: Generator + 'static>(
 
     let mut wake = Wake::new(scope, builder.operator_info().address);
     let here = plan.generators.contains(&worker);
-    let schedule = plan.schedule;
+    let (schedule, weights_update) = (plan.schedule, plan.weights_update);
     let halt = halt.clone();
     builder.build(move |mut capabilities| {
         let mut alarm = Alarm::new(&halt, faults_out, capabilities.remove(2));
@@ -79,7 +79,7 @@ pub fn generate<'scope, G: Generator + 'static>(
         capabilities.clear();
         let missing = || Fault::new("generate", format!("worker {worker} generates, but was given no generator"));
         let mut missing = (here && generator.is_none()).then(missing);
-        let mut generate = generator.filter(|_| here).map(|generator| Generate::new(generator, schedule));
+        let mut generate = generator.filter(|_| here).map(|generator| Generate::new(generator, schedule, weights_update));
         move |frontiers| {
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
             groups.for_each(|capability, data| {
@@ -133,11 +133,13 @@ struct Generate<G: Generator> {
     /// By group number: its capability and how many of its rollouts are still to come.
     running: BTreeMap<u64, (Capability<Step>, u32)>,
     schedule: Schedule,
+    weights_update: WeightsUpdate,
 }
 
 impl<G: Generator> Generate<G> {
-    fn new(generator: G, schedule: Schedule) -> Self {
-        Generate { generator, loaded: None, newer: None, queue: VecDeque::new(), running: BTreeMap::new(), schedule }
+    fn new(generator: G, schedule: Schedule, weights_update: WeightsUpdate) -> Self {
+        let (queue, running) = (VecDeque::new(), BTreeMap::new());
+        Generate { generator, loaded: None, newer: None, queue, running, schedule, weights_update }
     }
 
     /// Keeps the newest weights for the next quantum; those in between are never loaded. The first ones are taken by every schedule.
@@ -148,17 +150,25 @@ impl<G: Generator> Generate<G> {
         }
     }
 
+    /// Whether newer weights wait for what runs. It ends by itself, under weights that it may be sampled by: they are no older than when
+    /// it started, and only that counts.
+    fn drains(&self) -> bool {
+        self.weights_update == WeightsUpdate::Drain && self.newer.is_some() && self.busy()
+    }
+
     fn busy(&self) -> bool {
         !self.running.is_empty()
     }
 
     /// Loads, starts, and takes one decode step; returns what ended.
     fn quantum(&mut self) -> Result<Vec<(Capability<Step>, Rollout)>, Fault> {
-        if let Some(Weights { version, payload }) = self.newer.take() {
+        let drains = self.drains();
+        if let Some(Weights { version, payload }) = self.newer.take_if(|_| !drains) {
             guarded("generate", || self.generator.load(version, payload))?;
             self.loaded = Some(version);
         }
-        while self.queue.front().is_some_and(|(_, group)| self.loaded >= Some(group.oldest))
+        while !drains
+            && self.queue.front().is_some_and(|(_, group)| self.loaded >= Some(group.oldest))
             && let Some((capability, group)) = self.queue.pop_front()
         {
             guarded("generate", || self.generator.start(Arc::clone(&group)))?;

@@ -1,7 +1,7 @@
 //! The plan of a run: its size, its schedule, and which worker does what (floor 0).
 
 use crate::record::Step;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, WeightsUpdate};
 use crate::start::Start;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -42,6 +42,7 @@ pub struct Plan {
     /// Rollouts of one group.
     pub group_size: u32,
     pub schedule: Schedule,
+    pub weights_update: WeightsUpdate,
     pub order: Order,
     pub short_batch: ShortBatch,
     /// Rollouts in progress on each generator.
@@ -130,6 +131,7 @@ mod tests {
             batch_groups: 2,
             group_size: 4,
             schedule: Schedule::Pipeline { max_lag: 1 },
+            weights_update: WeightsUpdate::InFlight,
             order: Order::Arrival,
             short_batch: ShortBatch::Train,
             slots: 8,

@@ -18,6 +18,18 @@ pub enum Schedule {
     OneStepOff { steps: u64 },
 }
 
+/// When a generator takes newer weights that its schedule lets it have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightsUpdate {
+    /// Between two decode steps: sequences go on under them from their next token.
+    #[default]
+    InFlight,
+    /// When none of its sequences runs any more, and until then it starts none: every rollout is of one version. What in-flight updates are
+    /// compared with.
+    Drain,
+}
+
 impl Default for Schedule {
     fn default() -> Self {
         Schedule::Pipeline { max_lag: 8 }

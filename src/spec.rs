@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
-use tidegate_operators::schedule::Schedule;
+use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::start::Start;
 
 /// Everything `tidegate run` needs to know.
@@ -130,7 +130,7 @@ impl Default for BatchSpec {
     }
 }
 
-/// When groups are admitted and trained (`[schedule]`). Written out without the key that its kind does not read.
+/// When groups are admitted and trained (`[schedule]`). Written out without the keys that its kind does not read.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleSpec {
@@ -138,6 +138,8 @@ pub struct ScheduleSpec {
     pub kind: ScheduleKind,
     /// Of a pipeline: the bound on the lag of every trained token, steps.
     pub max_lag: u64,
+    /// Of a pipeline: when generators take new weights, `in_flight` or `drain`.
+    pub weights_update: WeightsUpdate,
     /// By turns: steps of a phase.
     pub steps: u64,
     /// `arrival` (lowest mean lag; by turns, shuffled), `admission` (batches do not depend on timing) or `shuffled`.
@@ -148,8 +150,8 @@ pub struct ScheduleSpec {
 
 impl Default for ScheduleSpec {
     fn default() -> Self {
-        let (order, short_batch) = (Order::Arrival, ShortBatch::Train);
-        ScheduleSpec { kind: ScheduleKind::Pipeline, max_lag: 4, steps: 1, order, short_batch }
+        let (kind, weights_update) = (ScheduleKind::Pipeline, WeightsUpdate::InFlight);
+        ScheduleSpec { kind, max_lag: 4, weights_update, steps: 1, order: Order::Arrival, short_batch: ShortBatch::Train }
     }
 }
 
@@ -401,6 +403,7 @@ impl Spec {
             batch_groups: self.batch_groups(),
             group_size: self.batch.group_size as u32,
             schedule,
+            weights_update: self.schedule.weights_update,
             order: if by_turns { Order::Shuffled } else { self.schedule.order },
             short_batch: self.schedule.short_batch,
             slots: self.generate.slots,

@@ -9,7 +9,7 @@ use regex::Regex;
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tidegate::engine::spec::{Learning, LrSchedule};
+use tidegate::engine::spec::{KvAfterUpdate, Learning, LrSchedule};
 use tidegate::jobs::sft::{SftSpec, StartModel};
 use tidegate::kernel::advantage::Advantage;
 use tidegate::kernel::aggregation::Aggregation;
@@ -23,6 +23,7 @@ use tidegate::tasks::generated::Kind;
 use tidegate::tasks::spec::{CommandSpec, DataSpec, HttpSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
 use tidegate_operators::plan::{Order, ShortBatch};
 use tidegate_operators::record::{Metrics, Reason, SealedStep, Status, Stop};
+use tidegate_operators::schedule::WeightsUpdate;
 use tidegate_operators::seal::Log;
 use toml::{Table, Value};
 
@@ -169,6 +170,8 @@ fn every_allowed_value_is_named() {
         ("## `[reward]`", "kind", reward_kinds),
         ("## `[schedule]`", "kind", expected::<ScheduleKind>("?")),
         ("## `[schedule]`", "order", expected::<Order>("?")),
+        ("## `[generate]`", "kv_after_update", expected::<KvAfterUpdate>("?")),
+        ("## `[schedule]`", "weights_update", expected::<WeightsUpdate>("?")),
         ("## `[schedule]`", "short_batch", expected::<ShortBatch>("?")),
         ("## `[estimate]`", "advantage", expected::<Advantage>("?")),
         ("## `[estimate]`", "advantage", expected::<Gae>(Table::from_iter([("?".to_owned(), Value::Integer(1))]))),

@@ -18,7 +18,7 @@ use tidegate_operators::fault::{Fault, Halt};
 use tidegate_operators::generate::Generator;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Group, Reason, Rollout, SealedStep, Status, Step, Version};
-use tidegate_operators::schedule::Schedule;
+use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::seal::Log;
 use tidegate_operators::start::Start;
 use tidegate_operators::train::{Learner, Trained};
@@ -190,6 +190,7 @@ fn plan(max_lag: u64, generators: &[usize], learner: usize) -> Plan {
         batch_groups: 3,
         group_size: 4,
         schedule: Schedule::Pipeline { max_lag },
+        weights_update: WeightsUpdate::InFlight,
         order: Order::Arrival,
         short_batch: ShortBatch::Train,
         slots: 8,

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidegate_operators::fault::Halt;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
-use tidegate_operators::record::{Reason, Status, Step};
-use tidegate_operators::schedule::Schedule;
+use tidegate_operators::record::{Reason, Rollout, Status, Step};
+use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::start::Start;
 
 /// What every undisturbed run must have: the bound for every token, whole steps in order, and every admitted group in the
@@ -70,6 +70,7 @@ fn worlds() -> impl Strategy<Value = (Plan, World, usize)> {
         let mut plan = plan(steps, batch_groups, group_size, max_lag);
         plan.slots = rooms * group_size as usize;
         plan.order = if by_number { Order::Admission } else { Order::Arrival };
+        plan.weights_update = if seed % 3 == 0 { WeightsUpdate::Drain } else { WeightsUpdate::InFlight };
         plan.short_batch = if train_short { ShortBatch::Train } else { ShortBatch::Discard };
         plan.learner = learner.index(workers);
         // With several workers, some only generate, and the learner may generate too.
@@ -91,6 +92,27 @@ proptest! {
         let outcome = run(&plan, &world, workers, &Halt::default(), |_, _| {});
         verify(&plan, &world, &outcome);
     }
+}
+
+/// Catches weights that are taken while a sequence runs, a generator that waits for itself, and a bound that a long wait breaks.
+#[test]
+fn drained_rollouts_are_of_one_version() {
+    for (max_lag, workers) in [(0, 1), (2, 1), (2, 3), (5, 2)] {
+        let mut plan = plan(12, 2, 2, max_lag);
+        plan.weights_update = WeightsUpdate::Drain;
+        plan.generators = (0..workers).collect();
+        let world = World { longest: 9, discarded: 20, ..World::default() };
+        let outcome = run(&plan, &world, workers, &Halt::default(), |_, _| {});
+        verify(&plan, &world, &outcome);
+        let mixed = |rollout: &Rollout| rollout.version.windows(2).any(|pair| pair[0] != pair[1]);
+        assert!(!outcome.rollouts().any(mixed));
+        assert!(largest_lag(&plan, &outcome) <= max_lag);
+    }
+    // What they are told from: in flight some are of two.
+    let mut plan = plan(12, 2, 2, 2);
+    plan.slots = 8;
+    let outcome = run(&plan, &World { longest: 9, ..World::default() }, 1, &Halt::default(), |_, _| {});
+    assert!(outcome.rollouts().any(|rollout| rollout.version.windows(2).any(|pair| pair[0] != pair[1])));
 }
 
 fn largest_lag(plan: &Plan, outcome: &Outcome) -> u64 {

@@ -14,6 +14,17 @@ pub enum Dtype {
     Bf16,
 }
 
+/// What becomes of a running sequence's keys and values when new weights come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvAfterUpdate {
+    /// They stay, as the weights before made them (PipelineRL, arXiv 2509.19128).
+    #[default]
+    Keep,
+    /// The sequence enters anew, some of it in each step as a prompt does, before its next token is sampled.
+    Recompute,
+}
+
 /// How rollouts are sampled (`[generate]`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -36,6 +47,7 @@ pub struct Sampling {
     pub mask_truncated: bool,
     /// Whether an end-of-sequence token is a token like any other: for measurements.
     pub ignore_eos: bool,
+    pub kv_after_update: KvAfterUpdate,
     /// What weights, keys and values are held and multiplied in. Logits and log-probabilities are fp32 whichever.
     pub dtype: Dtype,
 }
@@ -64,6 +76,7 @@ impl Default for Sampling {
             time_limit_s: 0.0,
             mask_truncated: false,
             ignore_eos: false,
+            kv_after_update: KvAfterUpdate::Keep,
             dtype: Dtype::Fp32,
         }
     }

@@ -9,10 +9,10 @@ use crate::jobs::course::Course;
 use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
 use crate::jobs::{Output, say, signals};
-use crate::spec::{EngineKind, Spec};
+use crate::spec::{EngineKind, ScheduleSpec, Spec};
 use crate::store::RunFolder;
 use std::path::Path;
-use tidegate_operators::schedule::Schedule;
+use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 
 /// Trains as the specification says and reports.
 ///
@@ -121,10 +121,16 @@ fn offer(taken: &RunFolder, path: &Path) {
 }
 
 /// How generation and training overlap, for a person.
-fn schedule(schedule: Schedule) -> String {
-    let bound = schedule.bound();
-    match schedule {
-        Schedule::Pipeline { .. } => format!("pipeline, max lag {bound} steps, weights in flight"),
+fn schedule(spec: &ScheduleSpec) -> String {
+    let bound = spec.schedule().bound();
+    match spec.schedule() {
+        Schedule::Pipeline { .. } => {
+            let update = match spec.weights_update {
+                WeightsUpdate::InFlight => "weights in flight",
+                WeightsUpdate::Drain => "new weights when no sequence runs",
+            };
+            format!("pipeline, max lag {bound} steps, {update}")
+        }
         Schedule::Conventional { steps } => {
             format!("conventional: rollouts of {steps} steps, then these steps; max lag {bound} steps")
         }
@@ -158,7 +164,7 @@ pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
         spec.batch_groups(),
         spec.batch.group_size,
         spec.steps,
-        schedule(spec.schedule.schedule()),
+        schedule(&spec.schedule),
         w.generators,
         spec.generate.slots,
         w.generator_threads,

@@ -1,7 +1,7 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
 use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec};
-use crate::engine::spec::{Dtype, Learning, Sampling};
+use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
 use crate::kernel::aggregation::Aggregation;
@@ -61,6 +61,10 @@ impl Spec {
             if dtype != Dtype::Fp32 {
                 return Err(Error::config(key, "bf16", "the toy engine computes in fp32"));
             }
+        }
+        if self.generate.kv_after_update == KvAfterUpdate::Recompute {
+            let why = "the toy engine has no keys and values; allowed: keep";
+            return Err(Error::config("generate.kv_after_update", "recompute", why));
         }
         if self.learn.activation_checkpointing {
             let why = "the toy engine has no layers to compute again; allowed: false";
@@ -372,7 +376,11 @@ mod tests {
             ("steps=0", "steps = 0: at least 1 step"),
             (
                 "schedule.steps=2",
-                "schedule.steps = 2: means nothing with schedule.kind = \"pipeline\"; allowed: kind, max_lag, order, short_batch",
+                "schedule.steps = 2: means nothing with schedule.kind = \"pipeline\"; allowed: kind, max_lag, order, short_batch, weights_update",
+            ),
+            (
+                "schedule={kind='conventional',weights_update='drain'}",
+                "schedule.weights_update = \"drain\": means nothing with schedule.kind = \"conventional\"; allowed: kind, order, short_batch, steps",
             ),
             (
                 "schedule={kind='conventional',max_lag=4}",

@@ -10,21 +10,22 @@ impl ScheduleKind {
         self != ScheduleKind::Pipeline
     }
 
-    /// The key that other kinds read.
-    fn foreign_key(self) -> &'static str {
-        if self.by_turns() { "max_lag" } else { "steps" }
+    /// The keys that only other kinds read.
+    fn foreign_keys(self) -> &'static [&'static str] {
+        if self.by_turns() { &["max_lag", "weights_update"] } else { &["steps"] }
     }
 }
 
 impl Serialize for ScheduleSpec {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let ScheduleSpec { kind, max_lag, steps, order, short_batch } = self;
-        let mut keys = serializer.serialize_struct("ScheduleSpec", 4)?;
+        let ScheduleSpec { kind, max_lag, weights_update, steps, order, short_batch } = self;
+        let mut keys = serializer.serialize_struct("ScheduleSpec", if kind.by_turns() { 4 } else { 5 })?;
         keys.serialize_field("kind", kind)?;
         if kind.by_turns() {
             keys.serialize_field("steps", steps)?;
         } else {
             keys.serialize_field("max_lag", max_lag)?;
+            keys.serialize_field("weights_update", weights_update)?;
         }
         keys.serialize_field("order", order)?;
         keys.serialize_field("short_batch", short_batch)?;
@@ -38,7 +39,8 @@ pub(super) fn leave_out_what_is_not_read(spec: &mut Table) {
     let default = ScheduleSpec::default();
     let kind = schedule.get("kind").map_or(Some(default.kind), |kind| kind.clone().try_into().ok());
     let Some(kind) = kind else { return };
-    let (key, value) = (kind.foreign_key(), if kind.by_turns() { default.max_lag } else { default.steps });
+    // `weights_update` was never written where it is not read.
+    let (key, value) = if kind.by_turns() { ("max_lag", default.max_lag) } else { ("steps", default.steps) };
     if schedule.get(key).and_then(Value::as_integer) == i64::try_from(value).ok() {
         schedule.remove(key);
     }
@@ -52,7 +54,7 @@ pub(super) fn give_way(spec: &mut Table, sets: &[String]) {
     };
     let kind: Option<ScheduleKind> = sets.iter().rev().find_map(of).and_then(|kind| kind.try_into().ok());
     if let (Some(kind), Some(Value::Table(schedule))) = (kind, spec.get_mut("schedule")) {
-        schedule.remove(kind.foreign_key());
+        kind.foreign_keys().iter().for_each(|key| drop(schedule.remove(*key)));
     }
 }
 
@@ -72,6 +74,7 @@ mod tests {
         ] {
             let start = format!("{START}[schedule]\nkind = \"{kind}\"\n");
             let spec = Spec::from_text(&format!("{start}{foreign}\n{own}\n"), &[]).unwrap();
+            let own = if kind == "pipeline" { format!("{own}\nweights_update = \"in_flight\"") } else { own.to_owned() };
             assert!(spec.to_text().contains(&format!("\nkind = \"{kind}\"\n{own}\norder = ")), "{}", spec.to_text());
             assert_eq!(Spec::from_text(&spec.to_text(), &[]).unwrap(), spec);
             let refused = Spec::from_text(&start, &[format!("schedule.{foreign}")]).unwrap_err();

@@ -14,7 +14,7 @@ use tidegate_operators::fault::{Fault, Halt};
 use tidegate_operators::generate::Generator;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, SealedStep, Status, Step, Stop, Version};
-use tidegate_operators::schedule::Schedule;
+use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::{AHEAD, Log};
 use tidegate_operators::start::Start;
@@ -97,6 +97,7 @@ pub fn plan(steps: Step, batch_groups: u64, group_size: u32, max_lag: u64) -> Pl
         batch_groups,
         group_size,
         schedule: Schedule::Pipeline { max_lag },
+        weights_update: WeightsUpdate::InFlight,
         order: Order::Arrival,
         short_batch: ShortBatch::Train,
         slots: 2 * group_size as usize,

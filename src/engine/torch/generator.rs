@@ -1,7 +1,8 @@
 //! The generator: samples rollouts, one token of all running ones a step.
 //!
 //! A sequence enters the lowest free slot, stays there and leaves when it ends; nobody waits for anybody. Weights change
-//! between two steps: sequences go on with the keys and values they have, and each token records its version.
+//! between two steps: sequences go on with the keys and values they have, or enter anew (`generate.kv_after_update`), and each token
+//! records its version.
 //!
 //! A group's prompt runs once, without its last token, some of it in each step beside the tokens that are sampled there; its other
 //! samples get a copy of those keys and values. The prompt's last token is taken in by the step that samples the first one. So
@@ -10,7 +11,7 @@
 
 use crate::clock::thread_ns;
 use crate::engine::sampler::{Choice, choose, uniform};
-use crate::engine::spec::Sampling;
+use crate::engine::spec::{KvAfterUpdate, Sampling};
 use crate::engine::torch::cache::{Cache, Prefix};
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
@@ -229,6 +230,17 @@ impl TorchGenerator {
         Ok(())
     }
 
+    /// Forgets keys and values of other weights: all that runs enters again, and prompts that wait to be shared come anew.
+    fn enter_anew(&mut self) {
+        self.slots.iter_mut().flatten().for_each(|sequence| sequence.entered = 0);
+        for waiting in &mut self.waiting {
+            // One that is on its way starts again where it is.
+            if matches!(waiting.prompt, Shared::There(_)) {
+                waiting.prompt = Shared::Nowhere;
+            }
+        }
+    }
+
     /// Goes on with half the slots, where memory ran out. The youngest rollouts start again later: every draw is a function of
     /// its place alone, so they are as if they had entered then.
     fn halve(&mut self) -> Result<()> {
@@ -363,7 +375,11 @@ impl Generator for TorchGenerator {
             self.model = Some((version, model?));
             Ok(())
         };
-        tch::no_grad(&mut load).map_err(fault)
+        tch::no_grad(&mut load).map_err(fault)?;
+        if self.settings.sampling.kv_after_update == KvAfterUpdate::Recompute {
+            self.enter_anew();
+        }
+        Ok(())
     }
 
     fn start(&mut self, group: Arc<Group>) -> Result<(), Fault> {
