@@ -144,6 +144,7 @@ unsafe extern "C" {
     fn tidegate_logits(out: *mut *mut c_void, hidden: Raw, w: Raw) -> Message;
     fn tidegate_choose(logits: Raw, draws: *const f64, temperature: f64, ids: *mut i64, logps: *mut f32) -> Message;
     fn tidegate_free(message: Message);
+    fn tidegate_begin_thread();
     #[cfg(test)]
     fn tidegate_threads() -> i64;
     #[cfg(test)]
@@ -188,9 +189,15 @@ pub fn without_small_products<T>(f: impl FnOnce() -> T) -> T {
     while_set(f, |on| unsafe { tidegate_without_small_products(on) })
 }
 
+/// To be called on each thread before its number of threads is set: the first loop of `ops/` there would undo it.
+pub fn begin_thread() {
+    // SAFETY: sets numbers of this thread.
+    unsafe { tidegate_begin_thread() }
+}
+
 /// How many threads take part in a loop of `ops/`.
 #[cfg(test)]
-fn threads_of_a_loop() -> i64 {
+pub fn threads_of_a_loop() -> i64 {
     // SAFETY: counts, and touches nothing else.
     unsafe { tidegate_threads() }
 }

@@ -223,6 +223,10 @@ void tidegate_plain(bool on) { without_kernels = on; }
 
 void tidegate_without_small_products(bool on) { without_small_products = on; }
 
+// Takes the number of threads that libtorch has for a new thread, as the first loop of this folder on it would: headers have a mark of
+// their own for that in each program, and one that is met later would undo what was set meanwhile.
+void tidegate_begin_thread() { at::internal::lazy_init_num_threads(); }
+
 // For tests: how many threads take part in a loop of this folder.
 int64_t tidegate_threads() {
   std::atomic<int64_t> threads{0};
