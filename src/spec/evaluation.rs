@@ -78,7 +78,8 @@ mod tests {
         ] {
             assert_eq!(refused(&[set]), message);
         }
-        assert_eq!(refused(&["model.engine=toy", "model.device=cuda:0"]), "model.device = cuda:0: the toy engine is on the cpu; allowed: cpu");
+        let toy = refused(&["model.engine=toy", "model.device=cuda:0"]);
+        assert_eq!(toy, "model.device = cuda:0: the toy engine is on the cpu; allowed: cpu");
         assert!(refused(&["reward={kind='regex',pattern='('}"]).starts_with("reward.pattern = (: "));
         assert!(refused(&["generate.tempreature=1"]).contains("did you mean generate.temperature?"));
     }

@@ -74,7 +74,10 @@ impl Subject {
             (Some(threads), _) => threads,
             // As a run evaluates itself.
             (None, Some(_)) => spec.workers.generator_threads.saturating_add(spec.workers.learner_threads),
-            (None, None) => available_parallelism().map_or(1, |all| u16::try_from(all.get()).unwrap_or(u16::MAX).min(MOST_THREADS)),
+            (None, None) => {
+                let cores = available_parallelism().map_or(1, |cores| cores.get());
+                u16::try_from(cores).unwrap_or(MOST_THREADS).min(MOST_THREADS)
+            }
         };
         check_threads("--threads", threads)?;
         Ok(Subject { spec, folder, version, samples, ks, threads })
@@ -304,7 +307,8 @@ mod tests {
     /// Catches prompts of the specification that are asked beside those that were named, and the other way round.
     #[test]
     fn prompts_are_those_that_are_named() {
-        let held_out = format!("{SPEC}data = {{ file = 'held.jsonl' }}\n[data]\nfile = 'train.jsonl'\nprompt = 'q'\n[reward]\nkind = 'exact'\n");
+        let files = "data = { file = 'held.jsonl' }\n[data]\nfile = 'train.jsonl'\nprompt = 'q'\n[reward]\nkind = 'exact'\n";
+        let held_out = format!("{SPEC}{files}");
         let (_dir, run) = run(&held_out);
         let choose = |change: fn(&mut Options)| {
             let mut options = options(Some(run.path()));

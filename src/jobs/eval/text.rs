@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Catches a share without its error, an error of nothing, pass@1 beside the success that it is, and settings that are not told.
+    /// Catches a share without its error, an error of nothing, pass@1 beside the success that it is, settings that are not told.
     #[test]
     fn a_screen_says_what_was_asked_how_and_what_it_came_to() {
         let said = report(&["addition", "sorting"]).to_string();
