@@ -28,7 +28,7 @@ max_tokens = 6
 fn toy_place() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("toy.toml"), TOY).unwrap();
-    let row = |letter| format!("{{\"prompt\": \"{letter}\", \"task\": \"t{}\"}}\n", letter > 'd');
+    let row = |letter: char| format!("{{\"prompt\": \"{letter}\", \"task\": \"t{}\"}}\n", letter > 'd');
     fs::write(dir.path().join("held.jsonl"), "abcdefghijkl".chars().map(row).collect::<String>()).unwrap();
     dir
 }
@@ -282,7 +282,7 @@ fn it_shows_how_far_it_is_and_a_signal_ends_it() {
     let (ran, dir) = running.end();
     ran.refused(130, &["error: stopped by signal 2"]);
     assert!(ran.err.contains("/64000  success ") && ran.err.contains("tok/s "), "{}", ran.err);
-    let ending = "\nsignal 2: ending; an evaluation that is not done has no result; once more to end at once\nstopped after ";
+    let ending = "\nsignal 2: ending; an evaluation that is not done has no result; once more to end at once\n";
     assert!(ran.err.contains(ending) && ran.err.contains(" of 64000 answers, without a result\n"), "{}", ran.err);
     assert!(!dir.path().join("r.parquet").exists() && !dir.path().join("r.parquet.tmp").exists());
 }
