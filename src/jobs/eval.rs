@@ -124,13 +124,7 @@ impl<E: Engine> Evaluator<E> {
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn sampling(
-        groups: &[Arc<Group>],
-        engine: &E,
-        sampling: &Sampling,
-        rewards: &Rewards,
-        seed: u64,
-    ) -> Result<Self> {
+    pub fn sampling(groups: &[Arc<Group>], engine: &E, sampling: &Sampling, rewards: &Rewards, seed: u64) -> Result<Self> {
         let rollouts: usize = groups.iter().map(|group| group.size as usize).sum();
         let sampling = Sampling { slots: sampling.slots.min(rollouts.max(1)), ..sampling.clone() };
         let generator = engine.generator(&sampling, seed, 0)?;

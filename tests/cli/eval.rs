@@ -144,7 +144,8 @@ fn the_same_seed_comes_to_the_same() {
 fn greedy_answers_are_the_same_whatever_the_seed() {
     let dir = toy_place();
     // The toy's tables are drawn from the seed too: a checkpoint has its own.
-    let run = "steps=1 output=\"run\" batch={batch_size=8,group_size=4} eval.prompts=0 reward={kind=\"regex\",pattern=\"a\"}";
+    let run =
+        "steps=1 output=\"run\" batch={batch_size=8,group_size=4} eval.prompts=0 reward={kind=\"regex\",pattern=\"a\"}";
     fs::copy(dir.path().join("held.jsonl"), dir.path().join("train.jsonl")).unwrap();
     let sets = run.split(' ').flat_map(|set| ["--set", set]);
     tidegate(dir.path(), &["run", "toy.toml"].into_iter().chain(sets).collect::<Vec<_>>()).ok();
@@ -203,7 +204,8 @@ fn a_models_folder_answers_tasks_or_a_file() {
     let rows = [r#"{"q": "s:31=", "a": "13"}"#, r#"{"q": "s:2914=", "a": "1249"}"#, r#"{"q": "s:21=", "a": ""}"#];
     fs::write(dir.path().join("p.jsonl"), rows.join("\n")).unwrap();
     let file = |args: &[&str]| {
-        let start = [model, "--data", "p.jsonl", "--prompt", "q", "--answer", "a", "--max-tokens", "9", "--greedy", "--json"];
+        let start =
+            [model, "--data", "p.jsonl", "--prompt", "q", "--answer", "a", "--max-tokens", "9", "--greedy", "--json"];
         eval(dir.path(), &[&start[..], args].concat())
     };
     let ran = file(&["--reward", "exact"]).ok();
@@ -219,7 +221,10 @@ fn a_models_folder_answers_tasks_or_a_file() {
     let none = "reward = 3 prompts: can judge none of them: task \"data\" is not a generated one";
     file(&[]).refused(2, &[none, "set reward.kind to exact, numeric or regex"]);
     let none = file(&["--reward", "exact", "--set", "data.max_prompt_tokens=2"]);
-    none.refused(1, &["p.jsonl: none of 3 answers has a reward: discarded: bad prompt: prompt 0 ", "data.max_prompt_tokens"]);
+    none.refused(
+        1,
+        &["p.jsonl: none of 3 answers has a reward: discarded: bad prompt: prompt 0 ", "data.max_prompt_tokens"],
+    );
 }
 
 /// Catches a wrong call that is found after the model was loaded, or whose words do not say what would be right.
@@ -264,7 +269,10 @@ fn the_end_of_a_run_names_an_evaluation_that_works() {
     let ran = tidegate(dir.path(), &["run", "spec.toml"]).ok();
     let next = ran.out.lines().last().unwrap().strip_prefix("next      tidegate ").unwrap();
     let (first, others) = next.split_once("    or    ").unwrap();
-    assert_eq!((first, others), ("eval runs/spec --samples 8", "tidegate analyze runs/spec    or    tidegate replay runs/spec"));
+    assert_eq!(
+        (first, others),
+        ("eval runs/spec --samples 8", "tidegate analyze runs/spec    or    tidegate replay runs/spec")
+    );
     let evaluated = tidegate(dir.path(), &first.split(' ').collect::<Vec<_>>()).ok();
     assert!(evaluated.out.starts_with("model     runs/spec/checkpoints/step-00000001: "), "{}", evaluated.out);
     assert!(evaluated.out.contains("\nprompts   6 held out, generated: sorting\nanswers   8 a prompt, temperature 1, "));

@@ -198,7 +198,8 @@ fn samples(options: &Options, temperature: f64) -> Result<(u32, Vec<u64>)> {
         return Err(Error::config(key, 0, "at least 1"));
     }
     if temperature == 0.0 && samples > 1 {
-        let why = "greedy answers to a prompt are all the same: leave --samples and --k out, or ask for a --temperature above 0";
+        let why =
+            "greedy answers to a prompt are all the same: leave --samples and --k out, or ask for a --temperature above 0";
         return Err(Error::config("--samples", samples, why));
     }
     if largest > u64::from(samples) {
@@ -237,7 +238,8 @@ mod tests {
         }
     }
 
-    const SPEC: &str = "[model]\npath = 'began'\n[[task]]\nkind = 'sorting'\nmin_size = 9\nmax_size = 9\n[eval]\nprompts = 24\n";
+    const SPEC: &str =
+        "[model]\npath = 'began'\n[[task]]\nkind = 'sorting'\nmin_size = 9\nmax_size = 9\n[eval]\nprompts = 24\n";
 
     /// A run with such a specification, whose checkpoints are of steps 4 and 10.
     fn run(spec: &str) -> (TempDir, RunFolder) {

@@ -25,10 +25,17 @@ impl fmt::Display for Report {
         }
         if self.total.unscored > 0 {
             let TaskReport { unscored, refused, .. } = self.total;
-            writeln!(f, "unscored  {unscored} answers have no reward and are in no mean; of {refused} the prompt was refused")?;
+            writeln!(
+                f,
+                "unscored  {unscored} answers have no reward and are in no mean; of {refused} the prompt was refused"
+            )?;
         }
         let (answers, tokens) = (self.total.rollouts, self.total.tokens);
-        write!(f, "speed     {answers} answers, {tokens} tokens in {:.1} s: {:.0} tokens/s", self.seconds, self.tokens_per_s)?;
+        write!(
+            f,
+            "speed     {answers} answers, {tokens} tokens in {:.1} s: {:.0} tokens/s",
+            self.seconds, self.tokens_per_s
+        )?;
         self.rollouts.as_ref().map_or(Ok(()), |file| {
             let file = file.display();
             write!(f, "\nkept      {file}\nnext      tidegate analyze {file}")
