@@ -1,6 +1,7 @@
 //! The run's configuration, composed of each floor's own (floor 3). Every key has a default that is written out again.
 
 mod check;
+mod evaluation;
 mod explain;
 mod read;
 mod schedule;

@@ -1,6 +1,7 @@
 //! The command line: one file a command. A doc comment on a field is its help.
 
 mod analyze;
+mod eval;
 mod replay;
 mod resume;
 mod run;
@@ -29,6 +30,7 @@ enum Command {
     Resume(resume::Args),
     Replay(replay::Args),
     Analyze(analyze::Args),
+    Eval(Box<eval::Args>),
     Sft(sft::Args),
 }
 
@@ -39,6 +41,7 @@ pub fn main() -> ExitCode {
         Command::Resume(args) => args.execute(),
         Command::Replay(args) => args.execute(),
         Command::Analyze(args) => args.execute(),
+        Command::Eval(args) => args.execute(),
         Command::Sft(args) => args.execute(),
     };
     match result {

@@ -65,6 +65,19 @@ impl Data<'_> {
         Ok((0..prompts as u64).map(|index| mix.held_out(index)).collect())
     }
 
+    /// At most `prompts` prompts to be evaluated on, as [`held_out`](Data::held_out): at least one, and some that `rule` can judge.
+    ///
+    /// # Errors
+    /// As [`training`](Data::training); a file without rows.
+    pub fn evaluation(&self, file: Option<&DataSpec>, prompts: usize, rule: Option<&Reward>) -> Result<Vec<Item>> {
+        let items = self.held_out(file, prompts)?;
+        if let (Some(data), true) = (file, items.is_empty()) {
+            return Err(Error::file(&data.file, "it has no rows; at least one prompt is needed"));
+        }
+        rule.map_or(Ok(()), |rule| self.judged(&items, items.len() as u64, rule))?;
+        Ok(items)
+    }
+
     /// Rollouts of a prompt that cannot be judged are discarded; if all are, the run would never come to its first step.
     fn judged(&self, items: &[Item], rows: u64, reward: &Reward) -> Result<()> {
         let why = |item: &Item| reward.score(&item.clone().into_prompt(0, Vec::new()), "").err();

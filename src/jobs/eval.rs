@@ -1,4 +1,10 @@
-//! Evaluation on held-out prompts: one rollout a prompt, without the dataflow.
+//! Evaluation on held-out prompts, without the dataflow: before and after a run, one rollout a prompt; and the [`job`] that looks
+//! closer, with its [`report`].
+
+pub mod job;
+pub mod report;
+mod subject;
+mod text;
 
 use crate::engine::contract::Engine;
 use crate::engine::spec::Sampling;
@@ -56,10 +62,15 @@ impl Evaluation {
     fn count(&mut self, rollout: &Rollout) {
         let tally = self.tasks.entry(rollout.group.prompt.task.clone()).or_default();
         tally.prompts += 1;
-        tally.solved += u64::from(rollout.reward.is_some_and(|r| r >= 1.0));
+        tally.solved += u64::from(rollout.reward.is_some_and(solves));
         tally.unscored += u64::from(rollout.reward.is_none());
         tally.tokens += rollout.tokens.len() as u64;
     }
+}
+
+/// Whether a reward says that the prompt is solved.
+fn solves(reward: f32) -> bool {
+    reward >= 1.0
 }
 
 /// How the answers are chosen.
@@ -106,33 +117,59 @@ impl<E: Engine> Evaluator<E> {
         seed: u64,
     ) -> Result<Self> {
         let temperature = if mode == Mode::Greedy { 0.0 } else { 1.0 };
-        let sampling = Sampling { slots: sampling.slots.min(groups.len().max(1)), temperature, ..sampling.clone() };
+        Self::sampling(groups, engine, &Sampling { temperature, ..sampling.clone() }, rewards, seed)
+    }
+
+    /// The same with the temperature of `sampling`.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn sampling(groups: &[Arc<Group>], engine: &E, sampling: &Sampling, rewards: &Rewards, seed: u64) -> Result<Self> {
+        let rollouts: usize = groups.iter().map(|group| group.size as usize).sum();
+        let sampling = Sampling { slots: sampling.slots.min(rollouts.max(1)), ..sampling.clone() };
         let generator = engine.generator(&sampling, seed, 0)?;
         Ok(Evaluator { generator, scorer: rewards.scorer(), groups: groups.to_vec() })
     }
 
-    /// Answers each prompt once and counts the right ones; a halt ends it early, and no other follows it.
+    /// Answers each prompt and counts the right answers; a halt ends it early, and no other follows it.
     ///
     /// # Errors
     /// What the generator refuses; too many rewards from outside that failed.
     pub fn evaluate(&mut self, version: Version, weights: E::Weights, halt: &Halt) -> Result<Evaluation> {
-        let Evaluator { generator, scorer, groups } = self;
         let mut evaluation = Evaluation::default();
+        self.answer(version, weights, halt, |rollouts| rollouts.iter().for_each(|rollout| evaluation.count(rollout)))?;
+        Ok(evaluation)
+    }
+
+    /// Answers each prompt; `take` gets the rollouts as they are done, rewards and all, in no order: none at times, so that it can
+    /// show how far it is. A halt ends it early.
+    ///
+    /// # Errors
+    /// As [`evaluate`](Evaluator::evaluate).
+    pub fn answer(
+        &mut self,
+        version: Version,
+        weights: E::Weights,
+        halt: &Halt,
+        mut take: impl FnMut(Vec<Rollout>),
+    ) -> Result<()> {
+        let Evaluator { generator, scorer, groups } = self;
         generator.load(version, weights)?;
         groups.iter().try_for_each(|group| generator.start(Arc::clone(group)))?;
         while generator.running() > 0 && !halt.is_set() {
+            let mut done = Vec::new();
             for rollout in generator.step()? {
                 // A prompt that was refused has no answer to be judged.
-                let scored = if rollout.trainable() { scorer.score(rollout)? } else { Some(rollout) };
-                scored.iter().for_each(|rollout| evaluation.count(rollout));
+                done.extend(if rollout.trainable() { scorer.score(rollout)? } else { Some(rollout) });
             }
-            scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
+            done.extend(scorer.finished()?);
+            take(done);
         }
         while scorer.pending() > 0 && !halt.is_set() {
             scorer.wait(LOOK);
-            scorer.finished()?.iter().for_each(|rollout| evaluation.count(rollout));
+            take(scorer.finished()?);
         }
-        Ok(evaluation)
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What each command does, one file a job, and what they share.
 //!
-//! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`];
+//! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`], [`eval`](eval::job);
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages

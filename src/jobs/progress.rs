@@ -74,6 +74,45 @@ impl Steps {
     }
 }
 
+/// How often a bar is drawn again where its text is made anew each time.
+const DRAW_EVERY: Duration = Duration::from_millis(100);
+
+/// The display of an evaluation: how many rollouts are done, and what they say so far. Where there is no terminal, one that is over
+/// at once says nothing.
+pub struct Answered {
+    bar: ProgressBar,
+    plain: bool,
+    /// When there is something to show again.
+    next: Instant,
+}
+
+impl Answered {
+    /// For so many rollouts.
+    pub fn new(rollouts: u64) -> Self {
+        let (bar, plain) = bar(rollouts);
+        Answered { bar, plain, next: Instant::now() + if plain { SILENCE } else { DRAW_EVERY } }
+    }
+
+    /// Shows that so many are done; `text` is made where it is shown.
+    pub fn show(&mut self, done: u64, text: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if now < self.next {
+            return;
+        }
+        self.next = now + if self.plain { LINE_EVERY } else { DRAW_EVERY };
+        let text = text();
+        if self.plain {
+            say(format_args!("answers {done:>6}/{}  {text}", self.bar.length().unwrap_or(0)));
+        }
+        self.bar.set_message(text);
+        self.bar.set_position(done);
+    }
+
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
 /// A bar of `steps` steps; hidden, and true with it, where stderr is no terminal.
 fn bar(steps: u64) -> (ProgressBar, bool) {
     let plain = !std::io::stderr().is_terminal();

@@ -184,7 +184,10 @@ impl fmt::Display for Summary {
         match s.ending {
             Ending::Signal => write!(f, "next      tidegate resume {run}    or    tidegate analyze {run}"),
             Ending::Steps | Ending::Prompts => {
-                write!(f, "next      tidegate analyze {run}    or    tidegate replay {run}")
+                // There are held-out prompts to look at more closely.
+                let eval =
+                    s.after.as_ref().map_or_else(String::new, |_| format!("tidegate eval {run} --samples 8    or    "));
+                write!(f, "next      {eval}tidegate analyze {run}    or    tidegate replay {run}")
             }
         }
     }

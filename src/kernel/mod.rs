@@ -18,6 +18,8 @@
 //! | [`kl`] | estimates of the Kullback-Leibler divergence |
 //! | [`ess`] | effective sample size, mergeable |
 //! | [`mean`] | a token-weighted mean, mergeable |
+//! | [`standard_error`] | a mean with its standard error |
+//! | [`pass_at_k`] | the chance that one of k rollouts solves a prompt, without bias |
 
 pub mod advantage;
 pub mod aggregation;
@@ -26,6 +28,8 @@ pub mod gae;
 pub mod kl;
 pub mod loss;
 pub mod mean;
+pub mod pass_at_k;
 pub mod ratio;
 pub mod shaping;
+pub mod standard_error;
 pub mod whiten;

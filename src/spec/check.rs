@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
-const MOST: usize = 1 << 24;
+pub(super) const MOST: usize = 1 << 24;
 const MOST_STEPS: u64 = 1 << 40;
 const MOST_THREADS: u16 = 128;
 
@@ -56,7 +56,7 @@ impl Spec {
     }
 
     /// The toy engine would take these and do nothing with them.
-    fn validate_toy(&self) -> Result<()> {
+    pub(super) fn validate_toy(&self) -> Result<()> {
         for (key, dtype) in [("generate.dtype", self.generate.dtype), ("learn.dtype", self.learn.dtype)] {
             if dtype != Dtype::Fp32 {
                 return Err(Error::config(key, "bf16", "the toy engine computes in fp32"));
@@ -287,7 +287,7 @@ fn check_loss(loss: Loss) -> Result<()> {
     Ok(())
 }
 
-fn not_negative(key: &str, value: f64) -> Result<()> {
+pub(super) fn not_negative(key: &str, value: f64) -> Result<()> {
     if value >= 0.0 && value.is_finite() { Ok(()) } else { Err(Error::config(key, value, "a number from 0 up")) }
 }
 

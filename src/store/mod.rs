@@ -42,4 +42,4 @@ pub use room::Room;
 pub use rows::read_json_rows;
 pub use scan::{Viewed, scan};
 pub use table::{Blocks, RowTable};
-pub use writer::ParquetLog;
+pub use writer::{ParquetLog, write_rollouts};

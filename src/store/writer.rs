@@ -17,8 +17,9 @@ use parquet::errors::ParquetError;
 use std::collections::HashSet;
 use std::error;
 use std::fs::File;
+use std::path::Path;
 use tidegate_operators::fault::Fault;
-use tidegate_operators::record::{Rollout, SealedStep, Status};
+use tidegate_operators::record::{Rollout, SealedStep, Status, Step};
 use tidegate_operators::seal::Log;
 
 /// The run's log in Parquet files.
@@ -83,6 +84,16 @@ impl Log for ParquetLog {
     fn seal(&mut self, step: SealedStep) -> Result<(), Fault> {
         self.write(step).map_err(|e| Fault::new("seal", e))
     }
+}
+
+/// Writes rollouts that belong to no step, as a file of their own with the columns of the log, all or nothing; a file of that name is
+/// replaced. It reads as the tail of a run before `step`.
+///
+/// # Errors
+/// A number that its column cannot hold; a disk that refuses.
+pub fn write_rollouts(path: &Path, step: Step, info: FooterInfo, rollouts: &[Rollout]) -> Result<()> {
+    let footer = Footer { schema_version: SCHEMA_VERSION, step, info, metrics: None };
+    write_sealed(path, |file| write_file(file, rollouts, &footer))
 }
 
 fn write_file(file: &mut File, rollouts: &[Rollout], footer: &Footer) -> Result<(), Box<dyn error::Error>> {

@@ -10,6 +10,7 @@ mod compaction;
 mod disk;
 mod ending;
 mod estimators;
+mod eval;
 mod hard_cases;
 mod harness;
 mod prompts;

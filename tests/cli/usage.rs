@@ -152,13 +152,13 @@ fn files_that_are_not_there_or_not_right_are_named() {
 #[test]
 fn calls_without_sense() {
     let dir = workplace();
-    for args in [&[][..], &["fly"], &["run"], &["run", "spec.toml", "--sett", "steps=1"], &["replay"], &["sft"]] {
+    for args in [&[][..], &["fly"], &["run"], &["run", "spec.toml", "--sett", "steps=1"], &["replay"], &["eval"], &["sft"]] {
         let ran = tidegate(dir.path(), args);
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}");
         assert!(ran.err.contains("Usage: tidegate"), "{}", ran.err);
     }
     let help = tidegate(dir.path(), &["--help"]).ok();
-    for command in ["run", "replay", "analyze", "sft"] {
+    for command in ["run", "replay", "analyze", "eval", "sft"] {
         assert!(help.out.contains(&format!("\n  {command} ")), "{}", help.out);
         assert!(tidegate(dir.path(), &[command, "--help"]).ok().out.contains(&format!("Usage: tidegate {command} ")));
     }
