@@ -18,14 +18,20 @@
 //! | [`kl`] | estimates of the Kullback-Leibler divergence |
 //! | [`ess`] | effective sample size, mergeable |
 //! | [`mean`] | a token-weighted mean, mergeable |
+//! | [`safeguard`] | which tokens are left out, how far a step goes, which step is not taken |
+//! | [`norms`] | norms of the last gradients, and their median |
+//! | [`divergence`] | what the last steps showed when a policy is being lost |
 
 pub mod advantage;
 pub mod aggregation;
+pub mod divergence;
 pub mod ess;
 pub mod gae;
 pub mod kl;
 pub mod loss;
 pub mod mean;
+pub mod norms;
 pub mod ratio;
+pub mod safeguard;
 pub mod shaping;
 pub mod whiten;

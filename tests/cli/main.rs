@@ -18,6 +18,7 @@ mod resume;
 mod rewards;
 mod run;
 mod running;
+mod safeguards;
 mod schedules;
 mod sft;
 mod signals;
