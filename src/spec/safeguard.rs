@@ -46,10 +46,7 @@ mod tests {
         for (set, message) in [
             ("max_lag=-1", "max_lag = -1: a number from 0 up; inf leaves no token out"),
             ("max_lag=nan", "max_lag = NaN: a number from 0 up; inf leaves no token out"),
-            (
-                "lr_scale=ess",
-                "lr_scale = \"ess\": `ess` is not allowed; did you mean `sqrt_ess`? allowed: `off`, `sqrt_ess`",
-            ),
+            ("lr_scale=ess", "lr_scale = \"ess\": `ess` is not allowed; allowed: `off`, `sqrt_ess`"),
             ("skip_norm=1", "skip_norm = 1: a number above 1; inf skips no step"),
             ("skip_norm=nan", "skip_norm = NaN: a number above 1; inf skips no step"),
             ("skip_window=0", "skip_window = 0: from 1 to 256 steps"),
