@@ -218,6 +218,8 @@ pub struct Metrics {
     /// Rollouts that had a gradient; tokens that had one.
     pub rollouts: u64,
     pub tokens: u64,
+    /// Tokens that the policy chose and a safeguard left out for their lag (0 in logs that do not say).
+    pub left_out: u64,
     /// Tokens that the learner computed, prompts included, those that rollouts of a micro-batch share once; the most it computed at
     /// once, as it was told or as memory allowed (0 in logs that do not say).
     pub slots: u64,
@@ -240,7 +242,7 @@ pub struct Metrics {
     /// Norm of the gradient before clipping; learning rate used.
     pub grad_norm: f64,
     pub lr: f64,
-    /// True where the batch held nothing to train and the weights stayed as they were.
+    /// True where the weights stayed as they were: the batch held nothing to train, or the gradient was an outlier.
     pub skipped: bool,
     /// Mean over rollouts that have a reward; share of them with reward at least 1.
     pub reward: f64,

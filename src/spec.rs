@@ -4,6 +4,7 @@ mod check;
 mod evaluation;
 mod explain;
 mod read;
+mod safeguard;
 mod schedule;
 
 pub use check::{check_counts, check_learning, check_sampling, check_threads};

@@ -15,6 +15,7 @@ use tidegate::kernel::advantage::Advantage;
 use tidegate::kernel::aggregation::Aggregation;
 use tidegate::kernel::gae::Gae;
 use tidegate::kernel::loss::Loss;
+use tidegate::kernel::safeguard::LrScale;
 use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, Whiten, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
@@ -108,9 +109,12 @@ fn every_key_of_a_run_has_its_row_and_default() {
     assert_eq!(top, SECTIONS.len(), "a section is no key any more");
     let mut found = wrong(&page, "## Top level", &without(keys.clone(), &SECTIONS), &without(table(&spec), &SECTIONS));
     for (name, value) in table(&spec).into_iter().filter(|(name, _)| SECTIONS.contains(&name.as_str())) {
-        if let Value::Table(defaults) = value
+        if let Value::Table(mut defaults) = value
             && !["reward", "eval", "schedule"].contains(&name.as_str())
         {
+            if let Some(Value::Table(safeguard)) = defaults.remove("safeguard") {
+                found.extend(wrong(&page, "## `[learn.safeguard]`", &safeguard, &safeguard));
+            }
             found.extend(wrong(&page, &format!("## `[{name}]`"), &defaults, &defaults));
         }
     }
@@ -181,6 +185,7 @@ fn every_allowed_value_is_named() {
         ("## `[learn]`", "loss", expected::<tidegate::kernel::ratio::SequenceRatio>("?")),
         ("## `[learn]`", "aggregation", expected::<Aggregation>("?")),
         ("## `[learn]`", "lr_schedule", expected::<LrSchedule>("?")),
+        ("## `[learn.safeguard]`", "lr_scale", expected::<LrScale>("?")),
     ];
     for (heading, key, values) in cases {
         assert!(!values.is_empty(), "{key}");

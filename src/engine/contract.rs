@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use std::path::Path;
 use std::sync::Arc;
 use tidegate_operators::generate::Generator;
-use tidegate_operators::record::{Step, Version};
+use tidegate_operators::record::{Metrics, Step, Version};
 use tidegate_operators::train::Learner;
 
 /// How texts become ids.
@@ -86,6 +86,8 @@ pub trait Engine {
     fn version(learner: &Self::Learner) -> Version;
     /// From its next step on the learner learns so, towards `steps` steps. It keeps its weights and what it remembers.
     fn relearn(learner: &mut Self::Learner, learning: &Learning, steps: Step);
+    /// Tells a learner that stands at a checkpoint what the steps before measured, in order: what its safeguards go by.
+    fn recall(learner: &mut Self::Learner, before: &[Metrics]);
     /// A copy of what the learner remembers besides its weights, between two steps.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
+use crate::kernel::safeguard::Safeguard;
 use serde::{Deserialize, Serialize};
 use tidegate_operators::record::Prompt;
 
@@ -109,6 +110,8 @@ pub struct Learning {
     pub dtype: Dtype,
     /// Whether what goes on inside a layer is computed again on the way back instead of kept.
     pub activation_checkpointing: bool,
+    /// Against high lag (`[learn.safeguard]`).
+    pub safeguard: Safeguard,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,12 +141,13 @@ impl Default for Learning {
             micro_batch_tokens: 8192,
             dtype: Dtype::Fp32,
             activation_checkpointing: false,
+            safeguard: Safeguard::default(),
         }
     }
 }
 
 impl Learning {
-    /// Learning rate of step `step` (from 1) of `steps`.
+    /// Learning rate of step `step` (from 1) of `steps`, before a safeguard scales it.
     pub fn lr_at(&self, step: u64, steps: u64) -> f64 {
         if step <= self.warmup_steps {
             return self.lr * step as f64 / self.warmup_steps as f64;

@@ -2,6 +2,7 @@
 //!
 //! The same for every engine. Knows nothing of tensors, and no loss by name: the kernel gives each token's loss and derivatives.
 
+use crate::engine::kept::{kept, lags};
 use crate::engine::spec::Learning;
 use crate::kernel::ess::Ess;
 use crate::kernel::kl;
@@ -32,8 +33,8 @@ pub struct Tally {
 
 impl Tally {
     /// Adds a rollout whose tokens weigh `weight` in the batch. Fills its `logp_current`, and appends to `coefficients`, for
-    /// each of its tokens, what multiplies each number of [`Said`] in the sum that is back-propagated: 0 for masked tokens.
-    /// The critic's target is the reward that was used. A token's lag is that of the rollout's `step`, which `train` has filled.
+    /// each of its tokens, what multiplies each number of [`Said`] in the sum that is back-propagated: 0 for tokens that are
+    /// masked or that a safeguard leaves out, which count nowhere. The critic's target is the reward that was used.
     pub fn add(
         &mut self,
         learning: &Learning,
@@ -43,21 +44,22 @@ impl Tally {
         coefficients: &mut Vec<Said>,
     ) {
         rollout.logp_current = said.iter().map(|&[logp, ..]| logp).collect();
-        let trained = rollout.step.saturating_sub(1);
+        let rollout = &*rollout;
+        let kept = kept(learning, rollout);
         self.lag.clear();
-        self.lag.extend(rollout.version.iter().map(|&sampled| trained.saturating_sub(sampled)));
+        self.lag.extend(lags(rollout));
         let tokens = Tokens {
             logp_current: &rollout.logp_current,
             logp_behavior: &rollout.logp_behavior,
             advantage: &rollout.advantage,
             lag: &self.lag,
-            mask: &rollout.mask,
+            mask: &kept,
         };
         policy_loss(learning.loss, tokens, &mut self.terms);
         let (value_coef, entropy_coef) = (learning.value_coef as f32, learning.entropy_coef as f32);
         let target = rollout.used_reward().filter(|_| learning.value_coef != 0.0);
         for (t, (term, &[_, entropy, value])) in self.terms.iter().zip(said).enumerate() {
-            if !rollout.mask[t] {
+            if !kept[t] {
                 coefficients.push([0.0; 3]);
                 continue;
             }
@@ -71,13 +73,13 @@ impl Tally {
             self.clipped.add(f64::from(u8::from(term.clipped)));
         }
         self.rollouts += 1;
-        self.divergence(rollout);
+        self.divergence(rollout, &kept);
     }
 
     /// How far the current policy is from the one that sampled; a demonstration, which nothing sampled, adds nothing.
-    fn divergence(&mut self, rollout: &Rollout) {
+    fn divergence(&mut self, rollout: &Rollout, kept: &[bool]) {
         let pairs = rollout.logp_behavior.iter().zip(&rollout.logp_current);
-        for ((&behavior, &current), _) in pairs.zip(&rollout.mask).filter(|&(_, &chosen)| chosen) {
+        for ((&behavior, &current), _) in pairs.zip(kept).filter(|&(_, &chosen)| chosen) {
             self.kl_k1.add(f64::from(kl::k1(behavior, current)));
             self.kl_k3.add(f64::from(kl::k3(behavior, current)));
             self.logp_gap.add(f64::from((current - behavior).abs()));
@@ -109,6 +111,7 @@ impl Tally {
 mod tests {
     use super::*;
     use crate::kernel::loss::Loss;
+    use crate::kernel::safeguard::Safeguard;
 
     /// Step 5 trains version 4. Of two tokens whose ratio is 1.2 cubed, the one three steps old has moved by 1.2 in the last of
     /// them, the one two steps old by more than its bound. Catches a lag that does not reach the loss, or is off by one.
@@ -129,5 +132,28 @@ mod tests {
         tally.add(&learning, &mut rollout, 0.5, &[[-1.0, 0.0, 0.0]; 2], &mut coefficients);
         assert!((coefficients[0][0] + 0.5 * 1.728).abs() < 1e-5 && coefficients[1][0] == 0.0, "{coefficients:?}");
         assert_eq!(tally.metrics(&learning).clipped, 0.5);
+    }
+
+    /// Step 5, lags 3 and 2. Catches a token that is left out and back-propagated, or that counts in a mean.
+    #[test]
+    fn what_is_left_out_counts_nowhere() {
+        let safeguard = Safeguard { max_lag: 2.0, ..Safeguard::default() };
+        let learning = Learning { safeguard, entropy_coef: 0.1, value_coef: 0.5, ..Learning::default() };
+        let mut rollout = Rollout {
+            step: 5,
+            mask: vec![true; 2],
+            version: vec![1, 2],
+            logp_behavior: vec![-9.0, -1.0],
+            advantage: vec![1.0, 2.0],
+            reward: Some(1.0),
+            ..Rollout::default()
+        };
+        let (mut tally, mut coefficients) = (Tally::default(), Vec::new());
+        tally.add(&learning, &mut rollout, 0.5, &[[-1.0, 7.0, 9.0], [-1.0, 2.0, 0.5]], &mut coefficients);
+        assert_eq!(coefficients, [[0.0; 3], [-1.0, -0.05, -0.25]]);
+        let m = tally.metrics(&learning);
+        assert_eq!((m.rollouts, m.tokens, m.entropy, m.ess, m.kl_k3, m.logp_gap), (1, 1, 2.0, 1.0, 0.0, 0.0));
+        assert_eq!((m.policy_loss, m.value_loss), (1.0, 0.125));
+        assert_eq!((rollout.mask, rollout.logp_current), (vec![true; 2], vec![-1.0; 2]));
     }
 }

@@ -9,13 +9,14 @@ use crate::jobs::lent::Lent;
 use crate::jobs::retrace::Retrace;
 use crate::jobs::verdict::{Check, Verdict};
 use crate::jobs::{replay, say};
+use crate::kernel::norms::{MOST, Norms};
 use crate::spec::Spec;
 use crate::store::ledger::{Ledger, State};
 use crate::store::{Footer, LogReader, Part, RunFolder, StepFile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use tidegate_operators::fault::Halt;
-use tidegate_operators::record::{Estimated, Rollout, Status, Step, now_ns};
+use tidegate_operators::record::{Estimated, Metrics, Rollout, Status, Step, now_ns};
 use tidegate_operators::start::Start;
 
 /// All that a run starts with, or goes on with.
@@ -30,6 +31,8 @@ pub struct Origin<L> {
     pub start: Start,
     /// The groups that wait, as `start` says.
     pub waiting: Vec<Estimated>,
+    /// What the last steps measured, in order: as many as safeguards look back.
+    pub before: Vec<Metrics>,
 }
 
 impl<L> Origin<L> {
@@ -40,7 +43,8 @@ impl<L> Origin<L> {
     pub fn new<E: Engine<Learner = L>>(engine: &E, spec: &Spec) -> Result<Self> {
         let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
         let (state, start) = (State::default(), Start::default());
-        Ok(Origin { identity: engine.identity(), learner, state, checkpoint: None, start, waiting: Vec::new() })
+        let (waiting, before) = (Vec::new(), Vec::new());
+        Ok(Origin { identity: engine.identity(), learner, state, checkpoint: None, start, waiting, before })
     }
 }
 
@@ -93,7 +97,24 @@ where
     let waiting = waiting(spec, &mut log, &mut state.groups, &mut start)?;
     let identity = first
         .map_or_else(|| engine.identity(), |Footer { info, .. }| Identity { model: info.model, tokenizer: info.tokenizer });
-    Ok((engine, Origin { identity, learner, state, checkpoint, start, waiting }))
+    let before = measured(&mut log, last)?;
+    Ok((engine, Origin { identity, learner, state, checkpoint, start, waiting, before }))
+}
+
+/// What the steps up to `last` measured, in order, without their hashes: back to where there are as many norms of gradients as a
+/// learner keeps, so that one that goes on decides what one that never stopped does.
+fn measured(log: &mut LogReader, last: Step) -> Result<Vec<Metrics>> {
+    let (mut found, mut norms) = (Vec::new(), 0);
+    for step in (1..=last).rev() {
+        if norms == MOST {
+            break;
+        }
+        let Some(metrics) = log.footer(step)?.metrics else { continue };
+        norms += usize::from(Norms::counts(metrics.grad_norm));
+        found.push(Metrics { weights: Vec::new(), ..metrics });
+    }
+    found.reverse();
+    Ok(found)
 }
 
 /// Checkpoints of steps that the log does not have are not of this run as it is now: they must not be taken for those to come.
@@ -157,6 +178,7 @@ fn at_checkpoint<E: Engine>(
     }
     let mut learner = engine.learner(&spec.learn, &spec.generate, spec.steps, step)?;
     engine.restore(&path, &mut learner)?;
+    E::recall(&mut learner, &measured(log, step)?);
     Ok((engine, learner, state))
 }
 

@@ -35,9 +35,12 @@ pub struct Options {
 /// Keys that a replay reads: others cannot change what recorded tokens teach.
 const READ: [&str; 4] = ["learn.", "estimate.", "model.", "workers.learner_threads"];
 
+/// Of these, what a replay does not read: it takes the steps that were taken, and stops at none.
+const STOPS: &str = "learn.safeguard.stop_";
+
 /// The keys that a replay reads, as help and errors tell them.
 pub fn readable() -> String {
-    told(&READ)
+    format!("{}; but not {STOPS}*", told(&READ))
 }
 
 /// Replays a run and prints what it found.
@@ -52,7 +55,7 @@ pub fn replay(options: &Options) -> Result<()> {
     }
     for set in &options.sets {
         let key = set.split('=').next().unwrap_or(set).trim();
-        if !READ.iter().any(|read| key.starts_with(read)) {
+        if !READ.iter().any(|read| key.starts_with(read)) || key.starts_with(STOPS) {
             let why = format!("not read when recorded rollouts are trained; allowed: {}", readable());
             return Err(Error::config("--set", set, why));
         }

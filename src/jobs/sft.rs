@@ -18,6 +18,7 @@ use crate::jobs::rewards::Rewards;
 use crate::jobs::{course, print, say, signals};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
+use crate::kernel::safeguard::Safeguard;
 use crate::spec::{self, EvalSpec};
 use crate::tasks::item::Item;
 use crate::tasks::prompts::Use;
@@ -118,6 +119,7 @@ impl SftSpec {
         let mut spec: SftSpec = spec::read(&spec::text_of(path)?, &path.display().to_string(), sets)?;
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         spec::check_learning(&spec.learn)?;
+        only_skips(spec.learn.safeguard)?;
         spec::check_sampling(&spec.generate)?;
         spec::check_threads("threads", spec.threads)?;
         spec::check_counts(spec.batch_size, spec.generate.slots, spec.steps)?;
@@ -133,6 +135,16 @@ impl SftSpec {
         }
         Ok(spec)
     }
+}
+
+/// Of safeguards a warm start has those that look at gradients.
+fn only_skips(safeguard: Safeguard) -> Result<()> {
+    let keys = |safeguard: Safeguard| toml::Table::try_from(safeguard).unwrap_or_default();
+    let usual = keys(Safeguard::default());
+    let mut set = keys(safeguard).into_iter().filter(|(key, value)| usual.get(key) != Some(value));
+    let Some((key, value)) = set.find(|(key, _)| !key.starts_with("skip_")) else { return Ok(()) };
+    let why = "a warm start has no lag and stops at no limit; of safeguards it has skip_norm and skip_window";
+    Err(Error::config(format!("learn.safeguard.{key}"), value, why))
 }
 
 /// Trains on prompt/answer pairs, saves the model with its specification beside it, evaluates on held-out prompts.

@@ -5,6 +5,7 @@ use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::checkpoints::{Checkpoints, Making};
+use crate::jobs::divergence::Stopping;
 use crate::jobs::encode::Encoder;
 use crate::jobs::estimator::{Discards, GroupEstimator};
 use crate::jobs::pace::{Pacing, Watch};
@@ -72,7 +73,7 @@ where
     E: Engine + 'static,
 {
     let Training { spec, folder, rewards, engine } = *training;
-    let Origin { identity, learner, state, checkpoint, start, waiting } = origin;
+    let Origin { identity, learner, state, checkpoint, start, waiting, before } = origin;
     let plan = Plan { start, ..spec.plan() };
     let counters = Arc::new(Counters { rewards: rewards.meter(), ..Counters::default() });
     let progress = Progress::new(spec, Arc::clone(&counters));
@@ -87,7 +88,8 @@ where
     let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: &counters, best };
     let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
-    let (mut learner, mut log, mut waiting) = (Some(Whitening::new(spec, learner)), Some(log), Some(waiting));
+    let learner = Stopping::new(spec.learn.safeguard, &before, Whitening::new(spec, learner));
+    let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
     let mut prompts = Some(TokenizedPrompts { prompts, encoder });
     let discards = Discards::default();
     let mut ports = Vec::with_capacity(spec.worker_count());

@@ -20,16 +20,22 @@
 //! | [`mean`] | a token-weighted mean, mergeable |
 //! | [`standard_error`] | a mean with its standard error |
 //! | [`pass_at_k`] | the chance that one of k rollouts solves a prompt, without bias |
+//! | [`safeguard`] | which tokens are left out, how far a step goes, which step is not taken |
+//! | [`norms`] | norms of the last gradients, and their median |
+//! | [`divergence`] | what the last steps showed when a policy is being lost |
 
 pub mod advantage;
 pub mod aggregation;
+pub mod divergence;
 pub mod ess;
 pub mod gae;
 pub mod kl;
 pub mod loss;
 pub mod mean;
+pub mod norms;
 pub mod pass_at_k;
 pub mod ratio;
+pub mod safeguard;
 pub mod shaping;
 pub mod standard_error;
 pub mod whiten;

@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn metrics_of_other_writers_are_read_and_nonsense_is_not() {
         let read = metrics_from_json(r#"{"step": 7, "loss": 1, "ess": null, "of_tomorrow": [1, 2]}"#).unwrap();
-        assert_eq!((read.step, read.loss), (7, 1.0));
+        assert_eq!((read.step, read.loss, read.left_out, read.skipped), (7, 1.0, 0, false), "older ones do not say");
         assert!(read.ess.is_nan());
         for bad in ["", "[]", r#"{"step": "many"}"#, r#"{"step": 1.5}"#] {
             assert!(metrics_from_json(bad).is_err(), "{bad}");

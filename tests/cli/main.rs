@@ -19,6 +19,7 @@ mod resume;
 mod rewards;
 mod run;
 mod running;
+mod safeguards;
 mod schedules;
 mod sft;
 mod signals;

@@ -14,7 +14,7 @@ use crate::engine::torch::{device, moments};
 use crate::error::Result;
 use std::path::Path;
 use std::sync::Arc;
-use tidegate_operators::record::{Step, Version};
+use tidegate_operators::record::{Metrics, Step, Version};
 
 impl Engine for Policy {
     type Weights = Snapshot;
@@ -90,6 +90,10 @@ impl Engine for Policy {
 
     fn relearn(learner: &mut TorchLearner, learning: &Learning, steps: Step) {
         learner.relearn(learning, steps);
+    }
+
+    fn recall(learner: &mut TorchLearner, before: &[Metrics]) {
+        learner.recall(before);
     }
 
     fn optimizer(learner: &TorchLearner) -> Result<State> {

@@ -4,6 +4,7 @@
 //! `sum(coefficient * output)` over log-probability, entropy and value.
 
 use crate::clock::thread_ns;
+use crate::engine::kept;
 use crate::engine::spec::Learning;
 use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
@@ -17,7 +18,7 @@ use crate::engine::torch::pack::{Plan, Sequence, plan, smaller};
 use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
-use crate::kernel::aggregation::token_weights;
+use crate::kernel::norms::Norms;
 use std::fmt::Display;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::fault::Fault;
@@ -39,6 +40,8 @@ pub struct TorchLearner {
     /// The sum of the gradients of a step, `[layout.total]` f32.
     gradient: Tensor,
     optimizer: AdamW,
+    /// Of the gradients of the last steps.
+    norms: Norms,
     open: Option<Open>,
     /// The batch of a step that failed.
     failed: Vec<Rollout>,
@@ -108,6 +111,7 @@ impl TorchLearner {
             model,
             gradient,
             optimizer,
+            norms: Norms::default(),
             open,
             failed,
             #[cfg(test)]
@@ -140,6 +144,11 @@ impl TorchLearner {
     pub fn relearn(&mut self, learning: &Learning, steps: Step) {
         self.optimizer.relearn(learning);
         (self.learning, self.steps) = (learning.clone(), steps);
+    }
+
+    /// Goes by what these steps measured, those before its next one.
+    pub fn recall(&mut self, before: &[Metrics]) {
+        self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
     }
 
     /// For going on from a checkpoint.
@@ -197,9 +206,8 @@ impl TorchLearner {
 
     /// Plans the step: weights over the whole batch, then micro-batches of what has a gradient.
     fn planned(&self, batch: &[Rollout]) -> Result<(Vec<f32>, Plan), Fault> {
-        let masks: Vec<&[bool]> = batch.iter().map(|r| if r.trainable() { r.mask.as_slice() } else { &[] }).collect();
-        let weights = token_weights(self.learning.aggregation, &masks);
-        let trained: Vec<usize> = (0..batch.len()).filter(|&i| masks[i].contains(&true)).collect();
+        let weights = kept::weights(&self.learning, batch);
+        let trained: Vec<usize> = (0..batch.len()).filter(|&i| weights[i] != 0.0).collect();
         trained.iter().try_for_each(|&i| self.check(&batch[i]))?;
         let of = trained.iter().map(|&i| &batch[i]);
         let sequences: Vec<Sequence> =
@@ -253,13 +261,18 @@ impl TorchLearner {
         let started = thread_ns();
         let micro_batch_tokens = self.learning.micro_batch_tokens as u64;
         let mut metrics = Metrics { step, slots: plan.slots, micro_batch_tokens, ..tally.metrics(&self.learning) };
-        metrics.lr = self.learning.lr_at(step, self.steps);
+        let safeguard = self.learning.safeguard;
+        metrics.left_out = kept::left_out(&self.learning, batch);
+        metrics.lr = self.learning.lr_at(step, self.steps) * safeguard.lr_factor(metrics.ess);
         metrics.skipped = plan.micro_batches.is_empty();
         if !metrics.skipped {
             metrics.grad_norm = clip(&mut self.gradient, self.learning.grad_clip)?;
             if !metrics.grad_norm.is_finite() {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
+            metrics.skipped = safeguard.skips(metrics.grad_norm, &mut self.norms);
+        }
+        if !metrics.skipped {
             // From here on the weights are no longer those of the version before, whatever comes.
             self.version = step;
             self.optimizer.step(&self.flat, &self.gradient, metrics.lr)?;
@@ -365,5 +378,7 @@ fn fault(message: impl Display) -> Fault {
 
 #[cfg(test)]
 mod memory_tests;
+#[cfg(test)]
+mod safeguard_tests;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use tidegate_operators::record::{Step, Version};
+use tidegate_operators::record::{Metrics, Step, Version};
 use tidegate_operators::train::Learner;
 
 const MODEL: &str = "model.safetensors";
@@ -135,6 +135,10 @@ impl Engine for ToyEngine {
 
     fn relearn(learner: &mut ToyLearner, learning: &Learning, steps: Step) {
         learner.relearn(learning, steps);
+    }
+
+    fn recall(learner: &mut ToyLearner, before: &[Metrics]) {
+        learner.recall(before);
     }
 
     fn optimizer(learner: &ToyLearner) -> Result<ToyOptimizer> {

@@ -1,9 +1,10 @@
 //! Gradient steps on the tables: AdamW, one micro-batch a call, the same bits every time.
 
 use super::policy::{ToyWeights, divisor, log_softmax};
+use crate::engine::kept;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tally::{Said, Tally};
-use crate::kernel::aggregation::token_weights;
+use crate::kernel::norms::Norms;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub struct ToyLearner {
     moments: [Moments; 2],
     /// Steps that were not skipped.
     updates: i32,
+    /// Of the gradients of the last steps.
+    norms: Norms,
     open: Option<Open>,
 }
 
@@ -35,7 +38,8 @@ impl ToyLearner {
         let weights = if lacks { weights.with_critic() } else { weights };
         let moments = [Moments::new(weights.logits.len()), Moments::new(weights.values.len())];
         let temperature = divisor(sampling);
-        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, open: None }
+        let norms = Norms::default();
+        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, norms, open: None }
     }
 
     /// The last step that is done.
@@ -46,6 +50,11 @@ impl ToyLearner {
     /// Learns so from its next step on, towards `steps` steps.
     pub fn relearn(&mut self, learning: &Learning, steps: Step) {
         (self.learning, self.steps) = (learning.clone(), steps);
+    }
+
+    /// Goes by what these steps measured, those before its next one.
+    pub fn recall(&mut self, before: &[Metrics]) {
+        self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
     }
 
     /// What it remembers besides its weights.
@@ -120,15 +129,19 @@ impl ToyLearner {
         }
     }
 
-    /// The optimizer step. Without a token to train the weights stay as they are.
+    /// The optimizer step. Without a token to train, or with a gradient that is an outlier, the weights stay as they are.
     fn update(&mut self, gradient: [Vec<f32>; 2], metrics: &mut Metrics) {
+        let safeguard = self.learning.safeguard;
         self.version += 1;
-        metrics.lr = self.learning.lr_at(self.version, self.steps);
+        metrics.lr = self.learning.lr_at(self.version, self.steps) * safeguard.lr_factor(metrics.ess);
         metrics.skipped = metrics.tokens == 0;
         if !metrics.skipped {
-            self.updates += 1;
             let squares = gradient.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
             metrics.grad_norm = squares.sqrt();
+            metrics.skipped = safeguard.skips(metrics.grad_norm, &mut self.norms);
+        }
+        if !metrics.skipped {
+            self.updates += 1;
             let clip = self.learning.grad_clip;
             let cut = if clip > 0.0 && metrics.grad_norm > clip { clip / metrics.grad_norm } else { 1.0 };
             let rule = AdamW { learning: &self.learning, lr: metrics.lr, cut, updates: self.updates };
@@ -158,8 +171,7 @@ impl Learner for ToyLearner {
                 return Err(Fault::new("train", format!("rollout {sample} of group {group}: {why}")));
             }
         }
-        let masks = batch.iter().map(|r| if r.trainable() { &r.mask[..] } else { &[] }).collect::<Vec<_>>();
-        let weights = token_weights(self.learning.aggregation, &masks);
+        let weights = kept::weights(&self.learning, &batch);
         let pieces = pieces(&batch, self.learning.micro_batch_tokens);
         let gradient = [vec![0.0; self.weights.logits.len()], vec![0.0; self.weights.values.len()]];
         self.open = Some(Open { step, batch, weights, pieces, gradient, slots: 0, tally: Tally::default() });
@@ -171,7 +183,7 @@ impl Learner for ToyLearner {
             return Err(Fault::new("train", "work without a step that began"));
         };
         if let Some(piece) = open.pieces.pop() {
-            let computed = |&i: &usize| open.batch[i].trainable() && open.batch[i].mask.contains(&true);
+            let computed = |&i: &usize| open.weights[i] != 0.0;
             for i in piece.filter(computed).collect::<Vec<_>>() {
                 open.slots += open.batch[i].tokens.len() as u64;
                 self.backward(&mut open.batch[i], open.weights[i], &mut open.gradient, &mut open.tally);
@@ -181,7 +193,8 @@ impl Learner for ToyLearner {
         }
         let metrics = open.tally.metrics(&self.learning);
         let micro_batch_tokens = self.learning.micro_batch_tokens as u64;
-        let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, ..metrics };
+        let left_out = kept::left_out(&self.learning, &open.batch);
+        let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, left_out, ..metrics };
         self.update(mem::take(&mut open.gradient), &mut metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }

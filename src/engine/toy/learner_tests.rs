@@ -6,6 +6,7 @@ use crate::engine::toy::task::{ToyPrompts, ToyScorer};
 use crate::engine::toy::{ToyGenerator, policy};
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::{Loss, tests::of_rewards};
+use crate::kernel::safeguard::{LrScale, Safeguard};
 use std::collections::{BTreeSet, VecDeque};
 use tidegate_operators::admit::Prompts;
 use tidegate_operators::generate::Generator;
@@ -283,4 +284,95 @@ fn off_policy_every_loss_learns_its_own_way() {
         assert!(late > early + 0.5, "{loss:?}: reward went from {early} to {late}");
         assert!(seen.insert(hashes), "{loss:?} is one of the others");
     }
+}
+
+/// The batch as step 4 takes it, with tokens of lags 0 to 3: two of the first rollout's and three of the second's are above 1.
+fn lagging() -> Vec<Rollout> {
+    let mut batch = batch();
+    batch[0].version = vec![1, 1, 2];
+    batch[1].version = vec![0, 0, 1, 2, 3];
+    batch[1].mask = vec![true; 5];
+    batch.iter_mut().for_each(|rollout| rollout.step = 4);
+    batch
+}
+
+fn at_version_3(safeguard: Safeguard) -> ToyLearner {
+    let learning = Learning { safeguard, aggregation: Aggregation::SeqMeanTokenMean, ..learning() };
+    ToyLearner::new(policy::ToyWeights::initial(16, 3), 3, learning, &sampling(), 10)
+}
+
+/// Bit for bit as with these tokens masked, in weights and in metrics. Catches a token that is left out of the gradient and
+/// stays in a denominator or a mean, and a mask that goes to the log changed.
+#[test]
+fn a_token_that_is_left_out_is_as_if_it_were_masked() {
+    for (max_lag, left_out) in [(3.0, 0), (1.0, 5), (0.0, 7)] {
+        let mut masked = lagging();
+        for rollout in &mut masked {
+            let young = rollout.version.iter().map(|version| (3 - version) as f64 <= max_lag);
+            rollout.mask = young.collect();
+        }
+        let expected = train(&mut at_version_3(Safeguard::default()), 4, masked).metrics;
+        let mut learner = at_version_3(Safeguard { max_lag, ..Safeguard::default() });
+        let trained = train(&mut learner, 4, lagging());
+        let found = Metrics { left_out: 0, finished_ns: expected.finished_ns, ..trained.metrics.clone() };
+        assert_eq!((trained.metrics.left_out, found), (left_out, expected), "at most {max_lag}");
+        assert!(trained.batch.iter().zip(lagging()).all(|(now, then)| now.mask == then.mask));
+        assert_eq!(trained.batch[0].logp_current.is_empty(), max_lag == 0.0, "nothing is computed for nothing");
+    }
+}
+
+/// Hard case 9, by lag. Catches 0/0, and momentum that moves the weights.
+#[test]
+fn a_batch_that_is_left_out_whole_is_skipped() {
+    let mut learner = at_version_3(Safeguard { max_lag: 0.0, ..Safeguard::default() });
+    let before = learner.weights().unwrap();
+    let mut batch = lagging();
+    batch[1].version[4] = 2;
+    let m = train(&mut learner, 4, batch).metrics;
+    assert_eq!((m.skipped, m.tokens, m.left_out, m.loss), (true, 0, 8, 0.0));
+    assert_eq!((learner.weights().unwrap(), learner.version()), (before, 4));
+}
+
+/// Catches a rate that is scaled by the share itself, that is recorded and not used, or used and not recorded.
+#[test]
+fn the_learning_rate_goes_with_the_root_of_ess() {
+    let step = |learning| {
+        let mut learner = learner(learning);
+        train(&mut learner, 1, batch()).metrics
+    };
+    let safeguard = Safeguard { lr_scale: LrScale::SqrtEss, ..Safeguard::default() };
+    let (plain, scaled) = (step(learning()), step(Learning { safeguard, ..learning() }));
+    assert!(plain.ess < 0.9999 && plain.lr == 0.1, "{plain:?}");
+    assert_eq!((scaled.ess, scaled.lr), (plain.ess, 0.1 * plain.ess.sqrt()));
+    assert_eq!(scaled.weights, step(Learning { lr: scaled.lr, ..learning() }).weights);
+    assert_ne!(scaled.weights, plain.weights);
+}
+
+/// A gradient of a thousand times the usual norm. Catches one that moves weights or moments after all, a step that is no
+/// version, and a learner that goes on from a checkpoint without what it went by.
+#[test]
+fn a_step_with_an_outlying_gradient_is_skipped() {
+    let safeguard = Safeguard { skip_norm: 4.0, skip_window: 2, ..Safeguard::default() };
+    let mut learner = learner(Learning { safeguard, value_coef: 0.0, ..learning() });
+    let far = || {
+        let mut far = batch();
+        far.iter_mut().for_each(|rollout| rollout.advantage.iter_mut().for_each(|advantage| *advantage *= 1000.0));
+        far
+    };
+    let mut measured = vec![train(&mut learner, 1, batch()).metrics, train(&mut learner, 2, batch()).metrics];
+    let (weights, optimizer) = (learner.weights().unwrap(), learner.optimizer());
+    let mut again = learner.clone();
+    again.norms = Norms::default();
+    let mut forgetful = again.clone();
+    let third = train(&mut learner, 3, far()).metrics;
+    assert!(third.skipped && third.tokens == 7 && third.grad_norm > 100.0 * measured[1].grad_norm, "{third:?}");
+    assert_eq!((learner.weights().unwrap(), learner.optimizer(), learner.version()), (weights, optimizer, 3));
+    assert_eq!(third.weights, measured[1].weights);
+    again.recall(&measured);
+    assert!(train(&mut again, 3, far()).metrics.skipped && !train(&mut forgetful, 3, far()).metrics.skipped);
+    // The outlier is one of the two norms that the next is measured by.
+    measured.push(third);
+    let fourth = train(&mut learner, 4, batch()).metrics;
+    assert!(!fourth.skipped && fourth.weights != measured[2].weights);
+    assert_eq!(train(&mut again, 4, batch()).metrics.weights, fourth.weights);
 }

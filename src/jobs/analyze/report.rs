@@ -155,7 +155,7 @@ pub struct Times {
     pub waiting_forced_s: f64,
     pub waiting_any_s: f64,
     pub waiting_log_s: f64,
-    /// Steps that had nothing to train.
+    /// Steps that left the weights as they were.
     pub skipped_steps: u64,
 }
 

@@ -156,8 +156,8 @@ fn times(page: &mut Page, t: &Times) {
         number(t.ready_s)
     ));
     page.line(format_args!(
-        "  the learner trains {} s, waits {} s for groups that the lag bound forces, {} s for any and {} s for the log; {} steps had \
-         nothing to train",
+        "  the learner trains {} s, waits {} s for groups that the lag bound forces, {} s for any and {} s for the log; {} steps \
+         left the weights as they were",
         number(Some(t.training_s)),
         number(Some(t.waiting_forced_s)),
         number(Some(t.waiting_any_s)),

@@ -1,0 +1,81 @@
+//! What `[learn.safeguard]` must hold.
+
+use crate::error::{Error, Result};
+use crate::kernel::norms::MOST;
+use crate::kernel::safeguard::Safeguard;
+
+/// Numbers that mean what they say.
+///
+/// # Errors
+/// Names the first key that is wrong.
+pub(super) fn check(safeguard: &Safeguard) -> Result<()> {
+    let Safeguard { max_lag, skip_norm, skip_window, stop_entropy, stop_kl, stop_ess, stop_steps, .. } = *safeguard;
+    for (key, value, right, what) in [
+        ("max_lag", max_lag, max_lag >= 0.0, "a number from 0 up; inf leaves no token out"),
+        ("skip_norm", skip_norm, skip_norm > 1.0, "a number above 1; inf skips no step"),
+        ("stop_entropy", stop_entropy, (0.0..f64::INFINITY).contains(&stop_entropy), "a number from 0 up; 0 stops nothing"),
+        ("stop_kl", stop_kl, stop_kl > 0.0, "a number above 0; inf stops nothing"),
+        ("stop_ess", stop_ess, (0.0..=1.0).contains(&stop_ess), "a number from 0 to 1; 0 stops nothing"),
+    ] {
+        if !right {
+            return Err(Error::config(format!("learn.safeguard.{key}"), value, what));
+        }
+    }
+    if !(1..=MOST).contains(&skip_window) {
+        return Err(Error::config("learn.safeguard.skip_window", skip_window, format!("from 1 to {MOST} steps")));
+    }
+    if stop_steps == 0 {
+        return Err(Error::config("learn.safeguard.stop_steps", 0, "at least 1 step"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernel::safeguard::{LrScale, Safeguard};
+    use crate::spec::Spec;
+
+    fn spec(set: &str) -> crate::error::Result<Spec> {
+        let start = "model.path = \"m\"\n[[task]]\nkind = \"sorting\"\n";
+        Spec::from_text(start, &[format!("learn.safeguard.{set}")])
+    }
+
+    /// Catches a number that would mean something else than was meant, and a NaN that no comparison sees.
+    #[test]
+    fn errors_name_key_value_and_what_is_right() {
+        for (set, message) in [
+            ("max_lag=-1", "max_lag = -1: a number from 0 up; inf leaves no token out"),
+            ("max_lag=nan", "max_lag = NaN: a number from 0 up; inf leaves no token out"),
+            ("lr_scale=ess", "lr_scale = \"ess\": `ess` is not allowed; allowed: `off`, `sqrt_ess`"),
+            ("skip_norm=1", "skip_norm = 1: a number above 1; inf skips no step"),
+            ("skip_norm=nan", "skip_norm = NaN: a number above 1; inf skips no step"),
+            ("skip_window=0", "skip_window = 0: from 1 to 256 steps"),
+            ("skip_window=257", "skip_window = 257: from 1 to 256 steps"),
+            ("stop_entropy=-0.1", "stop_entropy = -0.1: a number from 0 up; 0 stops nothing"),
+            ("stop_entropy=inf", "stop_entropy = inf: a number from 0 up; 0 stops nothing"),
+            ("stop_kl=0", "stop_kl = 0: a number above 0; inf stops nothing"),
+            ("stop_ess=1.1", "stop_ess = 1.1: a number from 0 to 1; 0 stops nothing"),
+            ("stop_ess=nan", "stop_ess = NaN: a number from 0 to 1; 0 stops nothing"),
+            ("stop_steps=0", "stop_steps = 0: at least 1 step"),
+        ] {
+            assert_eq!(spec(set).unwrap_err().to_string(), format!("learn.safeguard.{message}"));
+        }
+        let typo = spec("max_leg=1").unwrap_err().to_string();
+        assert!(
+            typo.starts_with("learn.safeguard.max_leg = 1: no such key; did you mean learn.safeguard.max_lag?"),
+            "{typo}"
+        );
+    }
+
+    /// Catches a key that is lost on its way into the run's `spec.toml` or back.
+    #[test]
+    fn what_is_set_is_written_and_read_again() {
+        for set in ["max_lag=8", "lr_scale=sqrt_ess", "skip_norm=4.5", "stop_kl=0.5", "stop_steps=5"] {
+            let found = spec(set).unwrap();
+            assert_ne!(found.learn.safeguard, Safeguard::default(), "{set}");
+            assert_eq!(Spec::from_text(&found.to_text(), &[]).unwrap(), found);
+        }
+        assert_eq!(spec("lr_scale=sqrt_ess").unwrap().learn.safeguard.lr_scale, LrScale::SqrtEss);
+        assert!(spec("max_lag=inf").unwrap().to_text().contains("\nmax_lag = inf\n"));
+    }
+}
