@@ -119,11 +119,11 @@ fn is_finished(folder: &RunFolder) -> Result<bool> {
 
 /// The keys that a run can take in its middle, as help and errors tell them.
 pub fn changeable() -> String {
-    format!("{}; but not {CRITIC}", told(&HARMLESS))
+    format!("{}; but not {}", told(&HARMLESS), told(&FIXED))
 }
 
-/// Without a critic there are no values, with one there must be.
-const CRITIC: &str = "learn.value_coef";
+/// Without a critic there are no values, with one there must be; and what is trained again is computed in one type throughout.
+const FIXED: [&str; 2] = ["learn.value_coef", "learn.dtype"];
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
@@ -196,7 +196,7 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
             continue;
         }
         let shown = |value: Option<&String>| value.map_or_else(|| "nothing".to_owned(), Clone::clone);
-        if HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && key != CRITIC {
+        if HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && !FIXED.contains(&key.as_str()) {
             changed.insert(format!("changed   {key}: {} now, {} before", shown(now), shown(then)));
             continue;
         }

@@ -1,6 +1,6 @@
 //! `tidegate resume`: what it goes on from, what it refuses, and what it leaves alone.
 
-use crate::harness::{Ran, bundled_model, copy, files, max_lag, steps, tidegate};
+use crate::harness::{Ran, bundled_model, copy, files, max_lag, recorded, steps, tidegate};
 use crate::running::Running;
 use std::collections::BTreeSet;
 use std::fs;
@@ -206,6 +206,15 @@ fn what_a_run_can_change_in_its_middle() {
     // Edited by hand is as good, or as bad, as set.
     fs::write(folder.spec(), fs::read_to_string(folder.spec()).unwrap().replace("max_lag = 2", "max_lag = 9")).unwrap();
     resume(&dir, &["--set", "steps=40"]).refused(2, &["schedule.max_lag = 9: the run has 2"]);
+}
+
+/// Catches a run of two types, which neither a replay nor a resume without checkpoints comes to the bits of.
+#[test]
+fn the_type_that_is_computed_in_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(recorded().folder.path(), &dir.path().join("run"));
+    let resume = ["resume", "run", "--set", "steps=8", "--set", "learn.dtype=bf16"];
+    tidegate(dir.path(), &resume).refused(2, &["learn.dtype = \"bf16\": the run has \"fp32\" and cannot change it"]);
 }
 
 /// Catches two writers in one folder, and a run in a taken folder that does not say how to go on with the one that is there.
