@@ -148,8 +148,14 @@ mod tests {
     use crate::engine::torch::trees::Tree;
     use tch::Device;
 
+    /// Numbers in -1..1, the same in every run: libtorch's own draws depend on what other tests draw meanwhile.
+    fn noise(shape: &[i64], salt: i64) -> Tensor {
+        let numbers = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu)) + salt as f64 * 0.37;
+        ((numbers * 12.9898).sin() * 43758.5453).frac().view(shape).to_kind(Kind::Float)
+    }
+
     fn weight(n: i64, kind: Kind) -> Weight {
-        Weight { value: (Tensor::rand([n], (Kind::Float, Device::Cpu)) + 0.5).to_kind(kind), gradient: None }
+        Weight { value: (noise(&[n], n) * 0.5 + 1.0).to_kind(kind), gradient: None }
     }
 
     /// What `run` gives, and the gradients of `x` and of the norms where that of its output is some waves.
@@ -167,14 +173,13 @@ mod tests {
     /// that miss one of the queries that share them.
     #[test]
     fn trees_are_as_by_libtorchs_own_operations() {
-        tch::manual_seed(5);
         let options = (Kind::Float, Device::Cpu);
         // Key heads, their size, and of each tree the lengths of trunk and branches.
         let cases: [(i64, i64, &[&[usize]]); 9] = [
             (1, 2, &[&[1]]),
             (2, 8, &[&[5], &[3, 2, 1]]),
             (1, 32, &[&[64]]),
-            (1, 8, &[&[3, 0, 0]]),
+            (1, 32, &[&[40, 0, 0]]),
             (2, 16, &[&[65], &[65], &[63, 2, 0, 70]]),
             (1, 64, &[&[130]]),
             (1, 64, &[&[40, 100, 24, 64, 1, 129]]),
@@ -193,9 +198,9 @@ mod tests {
             let padded = ffi::plainly(|| Trees::new(&all, Device::Cpu).unwrap());
             let heads = Heads { heads: 3 * kv_heads, kv_heads, head_dim: d, eps: 1e-6 };
             let t = trees.longest();
-            let (cos, sin) = (Tensor::rand([t + 3, d], options), Tensor::rand([t + 3, d], options));
+            let (cos, sin) = (noise(&[t + 3, d], 1), noise(&[t + 3, d], 2));
             for (kind, tolerance) in [(Kind::Float, 2e-5), (Kind::BFloat16, 2e-2)] {
-                let x = Tensor::randn([n, 5 * kv_heads * d], options).to_kind(kind);
+                let x = (noise(&[n, 5 * kv_heads * d], 3) * 2.0).to_kind(kind);
                 let norm = || Weight { gradient: Some(Tensor::zeros([d], options)), ..weight(d, kind) };
                 for norms in [vec![], vec![norm(), norm()]] {
                     let at = Positional { q_norm: norms.first(), k_norm: norms.get(1), cos: &cos, sin: &sin };
