@@ -1,6 +1,6 @@
 //! A run that is ended in its first moments: what it leaves, and what is said of that.
 
-use crate::harness::{command, files, tidegate};
+use crate::harness::{command, files, place, tidegate};
 use crate::running::Running;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -24,9 +24,7 @@ prompts = 0
 "#;
 
 fn workplace() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("spec.toml"), SPEC).unwrap();
-    dir
+    place(SPEC)
 }
 
 /// Catches a signal that kills a run which has made its folder and has not said that it listens: it left `spec.toml.tmp`.

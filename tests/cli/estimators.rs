@@ -1,6 +1,6 @@
 //! Estimators and shaped rewards end to end: what the log says is what its own columns come to, and a replay makes the same.
 
-use crate::harness::{Ran, steps, tidegate};
+use crate::harness::{Ran, place, steps, tidegate};
 use std::fs;
 use tempfile::TempDir;
 use tidegate::store::RunFolder;
@@ -28,9 +28,7 @@ prompts = 0
 "#;
 
 fn workplace() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("spec.toml"), SPEC).unwrap();
-    dir
+    place(SPEC)
 }
 
 fn call(dir: &TempDir, args: &[&str], sets: &[&str]) -> Ran {

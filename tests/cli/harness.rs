@@ -90,9 +90,13 @@ pub fn tidegate(folder: &Path, args: &[&str]) -> Ran {
 
 /// A temporary folder with `spec.toml` in it: a run of it goes to `runs/spec`.
 pub fn workplace() -> TempDir {
+    place(&format!("{SPEC}[model]\npath = {:?}\n", bundled_model()))
+}
+
+/// The same of another specification.
+pub fn place(spec: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let model = format!("[model]\npath = {:?}\n", bundled_model());
-    fs::write(dir.path().join("spec.toml"), format!("{SPEC}{model}")).unwrap();
+    fs::write(dir.path().join("spec.toml"), spec).unwrap();
     dir
 }
 

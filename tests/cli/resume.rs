@@ -1,6 +1,6 @@
 //! `tidegate resume`: what it goes on from, what it refuses, and what it leaves alone.
 
-use crate::harness::{Ran, bundled_model, copy, files, max_lag, recorded, steps, tidegate};
+use crate::harness::{Ran, bundled_model, copy, files, max_lag, place, recorded, steps, tidegate};
 use crate::running::Running;
 use std::collections::BTreeSet;
 use std::fs;
@@ -40,9 +40,7 @@ prompts = 0
 "#;
 
 fn workplace() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("spec.toml"), SPEC).unwrap();
-    dir
+    place(SPEC)
 }
 
 /// A run that is through.

@@ -1,7 +1,7 @@
 //! Safeguards end to end: what the log says was done is what its own numbers ask for, a replay does the same bit for bit, and so
 //! does a run that was ended in its middle.
 
-use crate::harness::{Ran, command, lags, max_lag, steps, tidegate};
+use crate::harness::{Ran, command, lags, max_lag, place, steps, tidegate};
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use tempfile::TempDir;
@@ -40,9 +40,7 @@ prompts = 0
 "#;
 
 fn workplace() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("spec.toml"), SPEC).unwrap();
-    dir
+    place(SPEC)
 }
 
 fn call(dir: &TempDir, args: &[&str], sets: &[&str]) -> Ran {
