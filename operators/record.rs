@@ -173,6 +173,8 @@ pub struct Rollout {
     pub advantage: Vec<f32>,
     /// `[T]` filled by `train`: log-probability under the weights the step started from; empty before.
     pub logp_current: Vec<f32>,
+    /// `[T]` filled by `train` where the run has a reference policy: log-probability under that; empty without.
+    pub logp_reference: Vec<f32>,
     /// The step that trains it, filled before the learner has it (or the step that sealed it, for a rollout that was not trained);
     /// 0 before.
     pub step: Step,
@@ -235,6 +237,10 @@ pub struct Metrics {
     /// Mean over trained tokens of `-(logp_current - logp_behavior)` and of `exp(d) - 1 - d` with d that difference.
     pub kl_k1: f64,
     pub kl_k3: f64,
+    /// Mean over trained tokens of the importance weight times `exp(d) - 1 - d`, d being `logp_reference - logp_current`: the current
+    /// policy's divergence from the reference; and the coefficient that the step had for it. 0 without a reference.
+    pub kl_reference: f64,
+    pub kl_coef: f64,
     /// Mean over trained tokens of `|logp_current - logp_behavior|`.
     pub logp_gap: f64,
     /// Share of trained tokens whose ratio was cut.

@@ -4,11 +4,13 @@ mod check;
 mod evaluation;
 mod explain;
 mod read;
+mod reference;
 mod safeguard;
 mod schedule;
 
 pub use check::{check_counts, check_learning, check_sampling, check_threads};
 pub use read::{read, text_of};
+pub use reference::check_no_reference;
 
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::Result;

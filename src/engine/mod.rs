@@ -3,6 +3,7 @@
 
 pub mod contract;
 pub mod kept;
+pub mod reference;
 pub mod sampler;
 pub mod spec;
 pub mod tally;

@@ -1,5 +1,6 @@
 //! What both engines are told: how to sample and how to learn.
 
+use crate::engine::reference::Reference;
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::kernel::safeguard::Safeguard;
@@ -112,6 +113,8 @@ pub struct Learning {
     pub activation_checkpointing: bool,
     /// Against high lag (`[learn.safeguard]`).
     pub safeguard: Safeguard,
+    /// What the policy is to stay near (`[learn.reference]`).
+    pub reference: Reference,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,6 +145,7 @@ impl Default for Learning {
             dtype: Dtype::Fp32,
             activation_checkpointing: false,
             safeguard: Safeguard::default(),
+            reference: Reference::default(),
         }
     }
 }

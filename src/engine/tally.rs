@@ -8,6 +8,7 @@ use crate::kernel::ess::Ess;
 use crate::kernel::kl;
 use crate::kernel::loss::{Term, Tokens, policy_loss, value_loss};
 use crate::kernel::mean::Mean;
+use crate::kernel::reference::{KlIn, reference_loss, weight};
 use tidegate_operators::record::{Metrics, Rollout};
 
 /// What a model says of one completion token: log-probability, entropy of the distribution it was chosen from, value before it (0
@@ -27,11 +28,19 @@ pub struct Tally {
     kl_k3: Mean,
     logp_gap: Mean,
     clipped: Mean,
+    kl_coef: f64,
+    reference_loss: f64,
+    kl_reference: Mean,
     terms: Vec<Term>,
     lag: Vec<u64>,
 }
 
 impl Tally {
+    /// Of a step whose coefficient for the divergence from a reference is this one; 0 without.
+    pub fn of(kl_coef: f64) -> Self {
+        Tally { kl_coef, ..Tally::default() }
+    }
+
     /// Adds a rollout whose tokens weigh `weight` in the batch. Fills its `logp_current`, and appends to `coefficients`, for
     /// each of its tokens, what multiplies each number of [`Said`] in the sum that is back-propagated: 0 for tokens that are
     /// masked or that a safeguard leaves out, which count nowhere. The critic's target is the reward that was used.
@@ -74,6 +83,25 @@ impl Tally {
         }
         self.rollouts += 1;
         self.divergence(rollout, &kept);
+        if self.kl_coef > 0.0 {
+            let first = coefficients.len() - said.len();
+            self.reference(learning, rollout, weight, &kept, &mut coefficients[first..]);
+        }
+    }
+
+    /// Adds how far the current policy is from the reference, and what that has to do with the gradient where it is in the loss.
+    fn reference(&mut self, learning: &Learning, rollout: &Rollout, weight: f32, kept: &[bool], coefficients: &mut [Said]) {
+        let Rollout { logp_current, logp_behavior, logp_reference, .. } = rollout;
+        let estimator = learning.reference.kl_estimator;
+        for t in (0..kept.len()).filter(|&t| kept[t]) {
+            let (current, behavior, reference) = (logp_current[t], logp_behavior[t], logp_reference[t]);
+            self.kl_reference.add(f64::from(self::weight(current, behavior)) * f64::from(kl::k3(current, reference)));
+            if learning.reference.kl_in == KlIn::Loss {
+                let (loss, d_logp) = reference_loss(estimator, current, behavior, reference);
+                coefficients[t][0] += weight * self.kl_coef as f32 * d_logp;
+                self.reference_loss += f64::from(weight * loss);
+            }
+        }
     }
 
     /// How far the current policy is from the one that sampled; a demonstration, which nothing sampled, adds nothing.
@@ -89,7 +117,10 @@ impl Tally {
     /// The learner's metrics, but for those of the update. Means over nothing are 0, as the record's defaults are.
     pub fn metrics(&self, learning: &Learning) -> Metrics {
         let mean = |mean: Mean| mean.value().unwrap_or_default();
-        let parts = learning.value_coef * self.value_loss - learning.entropy_coef * self.entropy_sum;
+        let mut parts = learning.value_coef * self.value_loss - learning.entropy_coef * self.entropy_sum;
+        if self.kl_coef > 0.0 {
+            parts += self.kl_coef * self.reference_loss;
+        }
         Metrics {
             rollouts: self.rollouts,
             tokens: self.entropy.count(),
@@ -102,6 +133,8 @@ impl Tally {
             kl_k3: mean(self.kl_k3),
             logp_gap: mean(self.logp_gap),
             clipped: mean(self.clipped),
+            kl_reference: mean(self.kl_reference),
+            kl_coef: self.kl_coef,
             ..Metrics::default()
         }
     }

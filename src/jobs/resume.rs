@@ -4,6 +4,7 @@ use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::course::Course;
 use crate::jobs::recovery::{Bits, recover};
+use crate::jobs::reference;
 use crate::jobs::run::{plan, torch, toy};
 use crate::jobs::{Output, say, signals, told};
 use crate::spec::{EngineKind, Spec};
@@ -73,6 +74,7 @@ where
     same_prompts(folder, &mut course)?;
     folder.write_spec(&course.spec.to_text())?;
     say(plan(&course.spec, &engine));
+    reference::described(&course.spec).into_iter().for_each(say);
     let (start, waiting) = (&origin.start, origin.waiting.len());
     say(format_args!(
         "resume    after step {} of {}: {waiting} groups wait, {} are sampled again, new ones from number {}",
@@ -122,8 +124,10 @@ pub fn changeable() -> String {
     format!("{}; but not {}", told(&HARMLESS), told(&FIXED))
 }
 
-/// Without a critic there are no values, with one there must be; and what is trained again is computed in one type throughout.
-const FIXED: [&str; 2] = ["learn.value_coef", "learn.dtype"];
+/// Without a critic there are no values, with one there must be; what is trained again is computed in one type throughout; and a
+/// checkpoint has the reference that its step had.
+const FIXED: [&str; 4] =
+    ["learn.value_coef", "learn.dtype", "learn.reference.path", "learn.reference.refresh_steps"];
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.

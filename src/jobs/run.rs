@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::jobs::course::Course;
 use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
+use crate::jobs::reference;
 use crate::jobs::{Output, say, signals};
 use crate::spec::{EngineKind, ScheduleSpec, Spec};
 use crate::store::RunFolder;
@@ -22,8 +23,8 @@ use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 pub fn run(spec: Spec, output: Output) -> Result<()> {
     preflight::writable(&spec.output)?;
     match spec.model.engine {
-        EngineKind::Torch => start(torch(&spec, None)?, spec, output),
-        EngineKind::Toy => start(toy(&spec, None)?, spec, output),
+        EngineKind::Torch => start(torch, spec, output),
+        EngineKind::Toy => start(toy, spec, output),
     }
 }
 
@@ -47,10 +48,12 @@ pub fn toy(spec: &Spec, folder: Option<&Path>) -> Result<ToyEngine> {
     Ok(if spec.has_critic() { engine.with_critic() } else { engine })
 }
 
-fn start<E>(engine: E, spec: Spec, output: Output) -> Result<()>
+fn start<E>(open: impl Fn(&Spec, Option<&Path>) -> Result<E>, spec: Spec, output: Output) -> Result<()>
 where
     E: Engine + 'static,
 {
+    let engine = open(&spec, None)?;
+    let origin = Origin::new(&engine, &spec, |folder| open(&spec, folder))?;
     let mut course = Course::new(spec, &engine)?;
     // A signal that comes until here ends the process, which has written nothing.
     let interrupt = signals::halt_on_signals()?;
@@ -60,6 +63,7 @@ where
     let spec = &course.spec;
     folder.write_spec(&spec.to_text())?;
     say(plan(spec, &engine));
+    reference::described(spec).into_iter().for_each(say);
     engine.notes().iter().for_each(|note| say(format_args!("note      {note}")));
     let prompt_tokens = preflight::prompt_tokens(&mut course.prompts, &*engine.tokenizer())?;
     let disk = Disk::of(spec, spec.steps, engine.parameters(), prompt_tokens, spec.checkpoint.keep as u64);
@@ -70,7 +74,6 @@ where
             "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",
         );
     }
-    let origin = Origin::new(&engine, spec)?;
     course.run(engine, origin, &folder, &interrupt, output)
 }
 

@@ -120,6 +120,7 @@ impl SftSpec {
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         spec::check_learning(&spec.learn)?;
         only_skips(spec.learn.safeguard)?;
+        spec::check_no_reference(&spec.learn.reference)?;
         spec::check_sampling(&spec.generate)?;
         spec::check_threads("threads", spec.threads)?;
         spec::check_counts(spec.batch_size, spec.generate.slots, spec.steps)?;

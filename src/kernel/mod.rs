@@ -16,6 +16,7 @@
 //! | [`loss`] | policy and value losses with their derivatives |
 //! | [`aggregation`] | how the tokens' losses become one number |
 //! | [`kl`] | estimates of the Kullback-Leibler divergence |
+//! | [`reference`] | what it costs to leave a reference policy, in the loss and in the reward |
 //! | [`ess`] | effective sample size, mergeable |
 //! | [`mean`] | a token-weighted mean, mergeable |
 //! | [`standard_error`] | a mean with its standard error |
@@ -35,6 +36,7 @@ pub mod mean;
 pub mod norms;
 pub mod pass_at_k;
 pub mod ratio;
+pub mod reference;
 pub mod safeguard;
 pub mod shaping;
 pub mod standard_error;

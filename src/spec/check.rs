@@ -1,6 +1,6 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, safeguard};
+use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, reference, safeguard};
 use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
@@ -238,6 +238,7 @@ pub fn check_learning(learn: &Learning) -> Result<()> {
     }
     check_loss(learn.loss)?;
     safeguard::check(&learn.safeguard)?;
+    reference::check(&learn.reference)?;
     if let Aggregation::SeqMeanTokenSumNorm(norm) = learn.aggregation {
         positive("learn.aggregation.seq_mean_token_sum_norm", f64::from(norm))?;
     }

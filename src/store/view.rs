@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tidegate_operators::record::{Status, Step, Stop, Version};
 
 /// The columns that a [`Row`] is made of.
-pub(super) const VIEWED: [&str; 19] = [
+pub(super) const VIEWED: [&str; 20] = [
     "step",
     "status",
     "group",
@@ -28,6 +28,7 @@ pub(super) const VIEWED: [&str; 19] = [
     "mask",
     "logp_behavior",
     "logp_current",
+    "logp_reference",
     "version",
     "advantage",
     "reward",
@@ -53,6 +54,7 @@ pub struct Row<'a> {
     pub mask: Mask<'a>,
     pub logp_behavior: &'a [f32],
     pub logp_current: &'a [f32],
+    pub logp_reference: &'a [f32],
     pub version: Versions<'a>,
     pub advantage: &'a [f32],
     pub reward: Option<f32>,
@@ -148,7 +150,7 @@ pub(super) struct View {
     tokens: Option<ListArray>,
     mask: Option<(ListArray, bool)>,
     version: Option<ListArray>,
-    floats: [Option<ListArray>; 3],
+    floats: [Option<ListArray>; 4],
     reward: Option<Float32Array>,
     times: [Ints; 4],
 }
@@ -192,7 +194,12 @@ impl View {
             tokens: from.int_list("tokens", u32::MAX.into())?,
             mask,
             version: from.int_list("version", i64::MAX)?,
-            floats: [floats("logp_behavior")?, floats("logp_current")?, floats("advantage")?],
+            floats: [
+                floats("logp_behavior")?,
+                floats("logp_current")?,
+                floats("logp_reference")?,
+                floats("advantage")?,
+            ],
             reward: from.column("reward", &DataType::Float32)?.map(|array| array.as_primitive().clone()),
             times: [
                 from.ints("admitted_ns", i64::MIN..=i64::MAX)?,
@@ -208,7 +215,7 @@ impl View {
     }
 
     fn row(&self, row: usize) -> Row<'_> {
-        let [logp_behavior, logp_current, advantage] = self.floats.each_ref().map(|list| floats(list.as_ref(), row));
+        let [logp_behavior, logp_current, logp_reference, advantage] = self.floats.each_ref().map(|list| floats(list.as_ref(), row));
         let [admitted_ns, started_ns, finished_ns, trained_ns] = self.times.each_ref().map(|times| times.at(row));
         Row {
             step: self.step.at(row) as Step,
@@ -222,6 +229,7 @@ impl View {
             mask: self.mask_of(row),
             logp_behavior,
             logp_current,
+            logp_reference,
             version: self.versions(row),
             advantage,
             reward: self.reward.as_ref().filter(|array| array.is_valid(row)).map(|array| array.value(row)),

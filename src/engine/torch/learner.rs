@@ -5,16 +5,17 @@
 
 use crate::clock::thread_ns;
 use crate::engine::kept;
+use crate::engine::reference::Drift;
 use crate::engine::spec::Learning;
 use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
 use crate::engine::torch::layout::{Layout, ValueHead};
 use crate::engine::torch::memory;
-use crate::engine::torch::micro_batch::{MicroBatch, branch, input_length, to_host};
+use crate::engine::torch::micro_batch::{MicroBatch, branch, planned, refused, to_host};
 use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::optimizer::{AdamW, State, clip};
-use crate::engine::torch::pack::{Plan, Sequence, plan, smaller};
+use crate::engine::torch::pack::{Plan, smaller};
 use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
@@ -42,6 +43,8 @@ pub struct TorchLearner {
     optimizer: AdamW,
     /// Of the gradients of the last steps.
     norms: Norms,
+    /// From the reference policy, in the last step.
+    drift: Drift,
     open: Option<Open>,
     /// The batch of a step that failed.
     failed: Vec<Rollout>,
@@ -112,6 +115,7 @@ impl TorchLearner {
             gradient,
             optimizer,
             norms: Norms::default(),
+            drift: Drift::default(),
             open,
             failed,
             #[cfg(test)]
@@ -149,6 +153,7 @@ impl TorchLearner {
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
         self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
+        self.drift = Drift::after(before);
     }
 
     /// For going on from a checkpoint.
@@ -170,23 +175,19 @@ impl TorchLearner {
             ("mask", rollout.mask.len(), false),
             ("logp_behavior", rollout.logp_behavior.len(), demonstration),
             ("advantage", rollout.advantage.len(), demonstration),
+            ("logp_reference", rollout.logp_reference.len(), !self.learning.reference.is_on()),
         ] {
             if length != n && !(may_be_empty && length == 0) {
                 return Err(refusal(rollout, format!("{n} tokens but {length} of {name}")));
             }
         }
-        if rollout.group.prompt.tokens.is_empty() {
-            return Err(refusal(rollout, "an empty prompt predicts nothing"));
+        if let Some(why) = refused(rollout, &self.config) {
+            return Err(refusal(rollout, why));
         }
-        let (length, most) = (input_length(rollout) as i64, self.config.max_position_embeddings);
-        if length > most {
-            return Err(refusal(rollout, format!("{length} tokens, the model's longest is {most}")));
-        }
-        let ids = rollout.group.prompt.tokens.iter().chain(&rollout.tokens);
-        if let Some(id) = ids.copied().find(|&id| i64::from(id) >= self.config.vocab_size) {
-            return Err(refusal(rollout, format!("id {id}, the vocabulary has {}", self.config.vocab_size)));
-        }
-        for (name, numbers) in [("logp_behavior", &rollout.logp_behavior), ("advantage", &rollout.advantage)] {
+        let Rollout { logp_behavior, advantage, logp_reference, .. } = rollout;
+        for (name, numbers) in
+            [("logp_behavior", logp_behavior), ("advantage", advantage), ("logp_reference", logp_reference)]
+        {
             let broken = numbers.iter().zip(&rollout.mask).position(|(x, &chosen)| chosen && !x.is_finite());
             if let Some(t) = broken {
                 return Err(refusal(rollout, format!("{name} of token {t} is {}", numbers[t])));
@@ -209,11 +210,7 @@ impl TorchLearner {
         let weights = kept::weights(&self.learning, batch);
         let trained: Vec<usize> = (0..batch.len()).filter(|&i| weights[i] != 0.0).collect();
         trained.iter().try_for_each(|&i| self.check(&batch[i]))?;
-        let of = trained.iter().map(|&i| &batch[i]);
-        let sequences: Vec<Sequence> =
-            of.map(|r| Sequence { prompt: &r.group.prompt.tokens, branch: branch(r).len() }).collect();
-        let mut plan = plan(&sequences, self.learning.micro_batch_tokens);
-        plan.micro_batches.iter_mut().flat_map(|all| &mut all.trees).flatten().for_each(|i| *i = trained[*i]);
+        let plan = planned(batch, &trained, self.learning.micro_batch_tokens);
         Ok((weights, plan))
     }
 
@@ -288,6 +285,7 @@ impl TorchLearner {
         metrics.torch_ns = torch_ns + (thread_ns() - started);
         self.version = step;
         metrics.weights = hashes(&self.flat, &self.layout)?;
+        self.drift.see(&metrics);
         batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
         Ok(metrics)
     }
@@ -319,8 +317,13 @@ impl TorchLearner {
         self.learning.micro_batch_tokens = smaller(micro_batch, lengths);
         let (weights, plan) = self.planned(&open.batch)?;
         self.clear()?;
-        (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, Tally::default());
+        (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, self.tally());
         Ok(())
+    }
+
+    /// Of a step that begins.
+    fn tally(&self) -> Tally {
+        Tally::of(self.learning.reference.coefficient(self.drift))
     }
 }
 
@@ -336,7 +339,7 @@ impl Learner for TorchLearner {
         }
         match self.planned(&batch).and_then(|planned| self.clear().map(|()| planned).map_err(fault)) {
             Ok((weights, plan)) => {
-                self.open = Some(Open { step, batch, weights, plan, done: 0, tally: Tally::default(), torch_ns: 0 });
+                self.open = Some(Open { step, batch, weights, plan, done: 0, tally: self.tally(), torch_ns: 0 });
                 Ok(())
             }
             Err(fault) => {
@@ -381,4 +384,4 @@ mod memory_tests;
 #[cfg(test)]
 mod safeguard_tests;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

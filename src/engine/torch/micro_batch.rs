@@ -1,8 +1,9 @@
 //! One micro-batch: rollouts in, what the model says of their tokens out.
 
 use crate::engine::tally::Said;
+use crate::engine::torch::config::Config;
 use crate::engine::torch::model::Model;
-use crate::engine::torch::pack::Branches;
+use crate::engine::torch::pack::{Branches, Plan, Sequence, plan};
 use crate::engine::torch::trees::{Tree, Trees, rows_of};
 use crate::error::Result;
 use tch::{Device, Kind, Tensor};
@@ -16,6 +17,31 @@ pub fn branch(rollout: &Rollout) -> &[u32] {
 /// Tokens the model computes for one rollout, prompt and completion.
 pub fn input_length(rollout: &Rollout) -> usize {
     rollout.group.prompt.tokens.len() + branch(rollout).len()
+}
+
+/// Why the model of `config` cannot compute a rollout, if it cannot.
+pub fn refused(rollout: &Rollout, config: &Config) -> Option<String> {
+    let prompt = &rollout.group.prompt.tokens;
+    if prompt.is_empty() {
+        return Some("an empty prompt predicts nothing".to_owned());
+    }
+    let (length, most) = (input_length(rollout) as i64, config.max_position_embeddings);
+    if length > most {
+        return Some(format!("{length} tokens, the model's longest is {most}"));
+    }
+    let mut ids = prompt.iter().chain(&rollout.tokens);
+    let id = ids.find(|&&id| i64::from(id) >= config.vocab_size)?;
+    Some(format!("id {id}, the vocabulary has {}", config.vocab_size))
+}
+
+/// The micro-batches of these rollouts of a batch, of at most `most_tokens` tokens each.
+pub fn planned(batch: &[Rollout], which: &[usize], most_tokens: usize) -> Plan {
+    let of = which.iter().map(|&i| &batch[i]);
+    let sequences: Vec<Sequence> =
+        of.map(|r| Sequence { prompt: &r.group.prompt.tokens, branch: branch(r).len() }).collect();
+    let mut plan = plan(&sequences, most_tokens);
+    plan.micro_batches.iter_mut().flat_map(|all| &mut all.trees).flatten().for_each(|i| *i = which[*i]);
+    plan
 }
 
 /// Some rollouts as tensors on a device: `c` completion tokens in all, rollout after rollout, in `n` rows of trees.

@@ -53,7 +53,8 @@ pub fn load(folder: &Path, layout: &Layout) -> Result<State> {
     Ok(State { m: flat("exp_avg")?, v: flat("exp_avg_sq")?, updates })
 }
 
-fn read_into(flat: &Tensor, entry: &Entry, file: &SafeTensors<'_>, name: &str) -> Result<(), String> {
+/// Copies the tensor `name` of a file into the place of `entry`, whose shape it must have.
+pub(super) fn read_into(flat: &Tensor, entry: &Entry, file: &SafeTensors<'_>, name: &str) -> Result<(), String> {
     let stored = file.tensor(name).map_err(|e| format!("tensor {name}: {e}"))?;
     let shape: Vec<i64> = stored.shape().iter().map(|&n| n as i64).collect();
     if shape != entry.shape || stored.dtype() != Dtype::F32 {

@@ -1,8 +1,9 @@
 //! The toy as an engine: what makes its halves, and its files.
 
+use super::frozen::ToyFrozen;
 use super::generator::ToyGenerator;
 use super::learner::{ToyLearner, ToyOptimizer};
-use super::policy::ToyWeights;
+use super::policy::{ToyWeights, divisor};
 use super::task::{ToyTokenizer, VOCAB};
 use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
 use crate::engine::spec::{Learning, Sampling};
@@ -18,6 +19,7 @@ use tidegate_operators::train::Learner;
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+const REFERENCE: &str = "reference.safetensors";
 
 /// Tables in memory.
 #[derive(Clone, Debug)]
@@ -36,15 +38,7 @@ impl ToyEngine {
     /// # Errors
     /// A file that is missing or has other tables.
     pub fn load(folder: &Path) -> Result<Self> {
-        let path = folder.join(MODEL);
-        let mut tables = read(&path)?.0;
-        let mut take = |name: &str| tables.remove(name).unwrap_or_default();
-        let (logits, values) = (take("logits"), take("values"));
-        if logits.len() != VOCAB.pow(3) || ![0, VOCAB.pow(2)].contains(&values.len()) {
-            let why = format!("{} logits and {} values are not tables of {VOCAB} ids", logits.len(), values.len());
-            return Err(Error::file(path, why));
-        }
-        Ok(ToyEngine { weights: ToyWeights { vocab: VOCAB, logits: Arc::new(logits), values: Arc::new(values) } })
+        Ok(ToyEngine { weights: weights(&folder.join(MODEL))? })
     }
 
     /// With a critic, where there is none.
@@ -65,6 +59,7 @@ impl Engine for ToyEngine {
     type Generator = ToyGenerator;
     type Learner = ToyLearner;
     type Optimizer = ToyOptimizer;
+    type Frozen = ToyFrozen;
     type Writer = ToyWriter;
 
     fn describe(&self) -> String {
@@ -129,6 +124,15 @@ impl Engine for ToyEngine {
         Ok(ToyLearner::new(self.weights.clone(), version, learning.clone(), sampling, steps))
     }
 
+    fn frozen(&self, of: &Self, _: &Learning, sampling: &Sampling) -> Result<ToyFrozen> {
+        Ok(ToyFrozen::new(of.weights.clone(), divisor(sampling)))
+    }
+
+    fn reference(&self, folder: &Path) -> Result<Option<ToyWeights>> {
+        let path = folder.join(REFERENCE);
+        if path.exists() { weights(&path).map(Some) } else { Ok(None) }
+    }
+
     fn version(learner: &ToyLearner) -> Version {
         learner.version()
     }
@@ -171,12 +175,31 @@ pub struct ToyWriter;
 
 impl Writer<ToyWeights, ToyOptimizer> for ToyWriter {
     fn write(&self, folder: &Path, weights: &ToyWeights, optimizer: &ToyOptimizer) -> Result<()> {
-        let model = [("logits", &*weights.logits), ("values", &*weights.values)];
-        write(&folder.join(MODEL), model, 0)?;
+        write(&folder.join(MODEL), tables(weights), 0)?;
         let [[logits_m, logits_v], [values_m, values_v]] = &optimizer.moments;
         let moments = [("logits.m", logits_m), ("logits.v", logits_v), ("values.m", values_m), ("values.v", values_v)];
         write(&folder.join(OPTIMIZER), moments, optimizer.updates)
     }
+
+    fn write_reference(&self, folder: &Path, weights: &ToyWeights) -> Result<()> {
+        write(&folder.join(REFERENCE), tables(weights), 0)
+    }
+}
+
+fn tables(weights: &ToyWeights) -> [(&str, &Vec<f32>); 2] {
+    [("logits", &*weights.logits), ("values", &*weights.values)]
+}
+
+/// The tables of a policy in a file.
+fn weights(path: &Path) -> Result<ToyWeights> {
+    let mut tables = read(path)?.0;
+    let mut take = |name: &str| tables.remove(name).unwrap_or_default();
+    let (logits, values) = (take("logits"), take("values"));
+    if logits.len() != VOCAB.pow(3) || ![0, VOCAB.pow(2)].contains(&values.len()) {
+        let why = format!("{} logits and {} values are not tables of {VOCAB} ids", logits.len(), values.len());
+        return Err(Error::file(path, why));
+    }
+    Ok(ToyWeights { vocab: VOCAB, logits: Arc::new(logits), values: Arc::new(values) })
 }
 
 struct Table<'a> {

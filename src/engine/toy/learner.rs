@@ -2,6 +2,7 @@
 
 use super::policy::{ToyWeights, divisor, log_softmax};
 use crate::engine::kept;
+use crate::engine::reference::Drift;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tally::{Said, Tally};
 use crate::kernel::norms::Norms;
@@ -27,6 +28,8 @@ pub struct ToyLearner {
     updates: i32,
     /// Of the gradients of the last steps.
     norms: Norms,
+    /// From the reference policy, in the last step.
+    drift: Drift,
     open: Option<Open>,
 }
 
@@ -38,8 +41,8 @@ impl ToyLearner {
         let weights = if lacks { weights.with_critic() } else { weights };
         let moments = [Moments::new(weights.logits.len()), Moments::new(weights.values.len())];
         let temperature = divisor(sampling);
-        let norms = Norms::default();
-        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, norms, open: None }
+        let (norms, drift) = (Norms::default(), Drift::default());
+        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, norms, drift, open: None }
     }
 
     /// The last step that is done.
@@ -55,6 +58,7 @@ impl ToyLearner {
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
         self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
+        self.drift = Drift::after(before);
     }
 
     /// What it remembers besides its weights.
@@ -92,6 +96,7 @@ impl ToyLearner {
             ("version", rollout.version.len(), sampled),
             ("logp_behavior", rollout.logp_behavior.len(), sampled),
             ("advantage", rollout.advantage.len(), sampled),
+            ("logp_reference", rollout.logp_reference.len(), self.learning.reference.is_on() && self.trains(rollout)),
         ];
         if let Some((name, length, _)) = lists.iter().find(|(_, length, needed)| *needed && *length != n) {
             return Some(format!("{name} has {length} entries for {n} tokens"));
@@ -102,6 +107,11 @@ impl ToyLearner {
         }
         let newest = rollout.version.iter().max().filter(|&&newest| newest > self.version)?;
         Some(format!("a token was sampled by version {newest}, later than the learner's {}", self.version))
+    }
+
+    /// Whether some token of a rollout is trained: what is not computed has no reference either.
+    fn trains(&self, rollout: &Rollout) -> bool {
+        kept::kept(&self.learning, rollout).contains(&true)
     }
 
     /// Forward and backward of one rollout, whose tokens weigh `weight` each in the batch's loss.
@@ -174,7 +184,8 @@ impl Learner for ToyLearner {
         let weights = kept::weights(&self.learning, &batch);
         let pieces = pieces(&batch, self.learning.micro_batch_tokens);
         let gradient = [vec![0.0; self.weights.logits.len()], vec![0.0; self.weights.values.len()]];
-        self.open = Some(Open { step, batch, weights, pieces, gradient, slots: 0, tally: Tally::default() });
+        let tally = Tally::of(self.learning.reference.coefficient(self.drift));
+        self.open = Some(Open { step, batch, weights, pieces, gradient, slots: 0, tally });
         Ok(())
     }
 
@@ -196,6 +207,7 @@ impl Learner for ToyLearner {
         let left_out = kept::left_out(&self.learning, &open.batch);
         let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, left_out, ..metrics };
         self.update(mem::take(&mut open.gradient), &mut metrics);
+        self.drift.see(&metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }
 

@@ -249,6 +249,7 @@ mod tests {
             mask: Mask::None,
             logp_behavior: &[],
             logp_current: &[],
+            logp_reference: &[],
             version: Versions::Narrow(&[]),
             advantage: &[],
             reward: None,
