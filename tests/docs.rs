@@ -15,6 +15,7 @@ use tidegate::kernel::advantage::Advantage;
 use tidegate::kernel::aggregation::Aggregation;
 use tidegate::kernel::gae::Gae;
 use tidegate::kernel::loss::Loss;
+use tidegate::kernel::reference::{KlEstimator, KlIn};
 use tidegate::kernel::safeguard::LrScale;
 use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, Whiten, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
@@ -115,6 +116,9 @@ fn every_key_of_a_run_has_its_row_and_default() {
             if let Some(Value::Table(safeguard)) = defaults.remove("safeguard") {
                 found.extend(wrong(&page, "## `[learn.safeguard]`", &safeguard, &safeguard));
             }
+            if let Some(Value::Table(reference)) = defaults.remove("reference") {
+                found.extend(wrong(&page, "## `[learn.reference]`", &reference, &reference));
+            }
             found.extend(wrong(&page, &format!("## `[{name}]`"), &defaults, &defaults));
         }
     }
@@ -186,6 +190,8 @@ fn every_allowed_value_is_named() {
         ("## `[learn]`", "aggregation", expected::<Aggregation>("?")),
         ("## `[learn]`", "lr_schedule", expected::<LrSchedule>("?")),
         ("## `[learn.safeguard]`", "lr_scale", expected::<LrScale>("?")),
+        ("## `[learn.reference]`", "kl_in", expected::<KlIn>("?")),
+        ("## `[learn.reference]`", "kl_estimator", expected::<KlEstimator>("?")),
     ];
     for (heading, key, values) in cases {
         assert!(!values.is_empty(), "{key}");

@@ -8,7 +8,7 @@ use crate::engine::contract::{Engine, Frozen, Identity};
 use crate::engine::kept::kept;
 use crate::engine::reference::Drift;
 use crate::engine::spec::Learning;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::jobs::replay::same;
 use crate::kernel::advantage::Advantage;
 use crate::kernel::reference::{KlIn, Penalty};
@@ -103,7 +103,9 @@ pub fn frozen<E: Engine>(
         return Ok(Some(frozen));
     }
     if !reference.path.as_os_str().is_empty() {
-        return of(&open(Some(&reference.path))?);
+        let path = &reference.path;
+        let named = |e: Error| Error::config("learn.reference.path", path.display(), e.to_string());
+        return of(&open(Some(path)).map_err(named)?);
     }
     let Loaded::Later(first) = loaded else { return of(engine) };
     let start = open(None)?;
@@ -122,7 +124,7 @@ pub fn refreshed_at<E: Engine>(spec: &Spec, engine: &E, folder: &Path, version: 
     if reference.is_on() && reference.refresh_steps > 0 && version >= reference.refresh_steps {
         let own = reference.refreshes(version).then(|| engine.snapshot()).transpose()?;
         let weights = own.map_or_else(|| engine.reference(folder), |own| Ok(Some(own)))?;
-        let missing = || crate::error::Error::file(folder, "has no reference.safetensors, and its reference was refreshed");
+        let missing = || Error::file(folder, "has no reference.safetensors, and its reference was refreshed");
         refreshed.set(Some(weights.ok_or_else(missing)?));
     }
     Ok(refreshed)
@@ -131,7 +133,8 @@ pub fn refreshed_at<E: Engine>(spec: &Spec, engine: &E, folder: &Path, version: 
 /// What a specification says of its reference, for a person.
 pub fn described(spec: &Spec) -> Option<String> {
     let r = &spec.learn.reference;
-    let of = if r.path.as_os_str().is_empty() { "the weights it starts from".to_owned() } else { r.path.display().to_string() };
+    let of =
+        if r.path.as_os_str().is_empty() { "the weights it starts from".to_owned() } else { r.path.display().to_string() };
     let place = match r.kl_in {
         KlIn::Loss => "loss",
         KlIn::Reward => "reward",
@@ -208,7 +211,9 @@ where
         let Some(first) = which.first().map(|&i| &batch[i]) else { return Ok(Vec::new()) };
         let Some(frozen) = &self.referee.frozen else {
             let (group, sample) = (first.group.number, first.sample);
-            return Err(fault(format!("group {group}, sample {sample}: the log has no logp_reference, and there is no reference")));
+            return Err(fault(format!(
+                "group {group}, sample {sample}: the log has no logp_reference, and there is no reference"
+            )));
         };
         let mut pieces = frozen.pieces(batch, &which, self.learning.micro_batch_tokens).map_err(fault)?;
         pieces.reverse();
@@ -316,7 +321,7 @@ where
         let Some(mut trained) = self.learner.work()? else { return Ok(None) };
         let metrics = &mut trained.metrics;
         let library_ns = self.referee.frozen.as_ref().map_or(0, F::library_ns);
-        metrics.torch_ns += library_ns - self.library_ns;
+        metrics.torch_ns += library_ns.saturating_sub(self.library_ns);
         self.library_ns = library_ns;
         self.referee.drift.see(metrics);
         if self.learning.reference.refreshes(metrics.step) {

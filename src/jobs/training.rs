@@ -87,8 +87,7 @@ where
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
     let (counted, refreshed) = (&counters, referee.refreshed.clone());
-    let making =
-        Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: counted, best, refreshed };
+    let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: counted, best, refreshed };
     let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
     let learner = Referring::new(spec, referee, Whitening::new(spec, learner));

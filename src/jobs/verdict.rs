@@ -56,6 +56,8 @@ pub struct WhatIfStep {
     pub ess: f64,
     pub kl_k1: f64,
     pub kl_k3: f64,
+    /// From the reference, where there is one.
+    pub kl_reference: f64,
     pub grad_norm: f64,
 }
 
@@ -89,6 +91,7 @@ impl Verdict {
                     ess: metrics.ess,
                     kl_k1: metrics.kl_k1,
                     kl_k3: metrics.kl_k3,
+                    kl_reference: metrics.kl_reference,
                     grad_norm: metrics.grad_norm,
                 });
                 None

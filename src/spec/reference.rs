@@ -55,15 +55,12 @@ mod tests {
             (".kl_coef=inf", "kl_coef = inf: a number from 0 up"),
             (".kl_coef=nan", "kl_coef = NaN: a number from 0 up"),
             (".kl_in=advantage", "kl_in = \"advantage\": `advantage` is not allowed; allowed: `loss`, `reward`"),
-            (".kl_estimator=k4", "kl_estimator = \"k4\": `k4` is not allowed; did you mean `k1`? allowed: `k1`, `k2`, `k3`"),
+            (".kl_estimator=k4", "kl_estimator = \"k4\": `k4` is not allowed; allowed: `k1`, `k2`, `k3`"),
             ("={kl_coef=0.1,target_kl=-0.5}", "target_kl = -0.5: a number from 0 up"),
             (".target_kl=0.5", &format!("target_kl = 0.5: {off}")),
             (".refresh_steps=5", &format!("refresh_steps = 5: {off}")),
         ] {
-            let found = spec(set).unwrap_err().to_string();
-            // Which of equally near words is meant is not this test's matter.
-            let found = found.replace("did you mean `k3`", "did you mean `k1`").replace("did you mean `k2`", "did you mean `k1`");
-            assert_eq!(found, format!("learn.reference.{message}"));
+            assert_eq!(spec(set).unwrap_err().to_string(), format!("learn.reference.{message}"));
         }
         let typo = spec(".kl_coeff=1").unwrap_err().to_string();
         assert!(typo.contains("no such key; did you mean learn.reference.kl_coef?"), "{typo}");

@@ -34,7 +34,11 @@ pub fn of_file(rows: u64, group_size: u64, prompt_tokens: u64, tokens: u64, list
     let token = TOKEN + LIST * lists as f64;
     let prompts = rows.div_ceil(group_size.max(1)) * prompt_tokens * PROMPT_TOKEN;
     let expected = FILE + prompts + rows * ROW + ((rows * tokens) as f64 * token) as u64;
-    let most = FILE + rows * (ROW_PLAIN + prompt_tokens * PROMPT_TOKEN_PLAIN + tokens * (TOKEN_PLAIN + LIST_PLAIN * lists.saturating_sub(1)));
+    let most = FILE
+        + rows
+            * (ROW_PLAIN
+                + prompt_tokens * PROMPT_TOKEN_PLAIN
+                + tokens * (TOKEN_PLAIN + LIST_PLAIN * lists.saturating_sub(1)));
     Size { expected, most }
 }
 
@@ -44,7 +48,8 @@ pub(super) fn of_rollouts(rollouts: &[Rollout]) -> Size {
     let rows = rollouts.len() as u64;
     let mean = |sum: u64| sum.div_ceil(rows.max(1));
     let size = rollouts.first().map_or(1, |rollout| u64::from(rollout.group.size));
-    let has = |list: fn(&Rollout) -> &Vec<f32>| mean(rollouts.iter().filter(|rollout| !list(rollout).is_empty()).count() as u64);
+    let has =
+        |list: fn(&Rollout) -> &Vec<f32>| mean(rollouts.iter().filter(|rollout| !list(rollout).is_empty()).count() as u64);
     let lists = has(|rollout| &rollout.value) + has(|rollout| &rollout.logp_reference);
     of_file(rows, size, mean(sum(|r| r.group.prompt.tokens.len())), mean(sum(|r| r.tokens.len())), lists)
 }

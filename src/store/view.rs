@@ -194,12 +194,7 @@ impl View {
             tokens: from.int_list("tokens", u32::MAX.into())?,
             mask,
             version: from.int_list("version", i64::MAX)?,
-            floats: [
-                floats("logp_behavior")?,
-                floats("logp_current")?,
-                floats("logp_reference")?,
-                floats("advantage")?,
-            ],
+            floats: [floats("logp_behavior")?, floats("logp_current")?, floats("logp_reference")?, floats("advantage")?],
             reward: from.column("reward", &DataType::Float32)?.map(|array| array.as_primitive().clone()),
             times: [
                 from.ints("admitted_ns", i64::MIN..=i64::MAX)?,
@@ -215,7 +210,8 @@ impl View {
     }
 
     fn row(&self, row: usize) -> Row<'_> {
-        let [logp_behavior, logp_current, logp_reference, advantage] = self.floats.each_ref().map(|list| floats(list.as_ref(), row));
+        let [logp_behavior, logp_current, logp_reference, advantage] =
+            self.floats.each_ref().map(|list| floats(list.as_ref(), row));
         let [admitted_ns, started_ns, finished_ns, trained_ns] = self.times.each_ref().map(|times| times.at(row));
         Row {
             step: self.step.at(row) as Step,

@@ -14,6 +14,7 @@ mod eval;
 mod hard_cases;
 mod harness;
 mod prompts;
+mod reference;
 mod replay;
 mod resume;
 mod rewards;

@@ -74,6 +74,7 @@ struct IntervalSums {
     stops: BTreeMap<&'static str, u64>,
     lags: Lags,
     distance: Distance,
+    reference: Distance,
 }
 
 #[derive(Debug, Default)]
@@ -123,6 +124,7 @@ impl Summed {
         })?;
         let Sums { lag, longest, surprising, .. } = &mut summed.sums;
         (summed.interval.lags, summed.interval.distance) = (lag.all, lag.distance);
+        summed.interval.reference = lag.reference;
         longest.read(&bars.longest, index, |place| part.completion(place))?;
         surprising.read(&bars.surprising, index, |place| part.completion(place))?;
         summed.raise(bars, index);
@@ -326,6 +328,7 @@ impl IntervalSums {
         }
         self.lags.merge(other.lags);
         self.distance.merge(other.distance);
+        self.reference.merge(other.reference);
     }
 
     fn finish(self) -> Option<Interval> {
@@ -342,6 +345,7 @@ impl IntervalSums {
             lag_mean: self.lags.mean.value(),
             lag_max: self.lags.max,
             ess: self.distance.ess(),
+            reference_k3: self.reference.k3(),
         })
     }
 }

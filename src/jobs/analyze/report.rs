@@ -75,6 +75,8 @@ pub struct Interval {
     pub lag_mean: Option<f64>,
     pub lag_max: Option<i64>,
     pub ess: Option<f64>,
+    /// As [`OffPolicy::reference_k3`].
+    pub reference_k3: Option<f64>,
 }
 
 /// Lag of trained tokens, steps.
@@ -113,7 +115,7 @@ pub struct PositionRow {
     pub lag_max: Option<i64>,
 }
 
-/// How far the current policy is from the one that sampled.
+/// How far the current policy is from the one that sampled, and that one from its reference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OffPolicy {
     pub tokens: u64,
@@ -122,6 +124,9 @@ pub struct OffPolicy {
     /// Estimates of KL(behavior || current), nats a token (Schulman 2020).
     pub k1: Option<f64>,
     pub k3: Option<f64>,
+    /// Estimates of KL(behavior || reference), nats a token; none without a reference.
+    pub reference_k1: Option<f64>,
+    pub reference_k3: Option<f64>,
 }
 
 /// Advantages of trained tokens.

@@ -106,6 +106,10 @@ fn over_steps(page: &mut Page, intervals: &[Interval]) {
         ]
     };
     page.table(header, intervals.iter().map(row));
+    if intervals.iter().any(|i| i.reference_k3.is_some()) {
+        let kl = intervals.iter().map(|i| number(i.reference_k3)).collect::<Vec<_>>();
+        page.line(format_args!("  KL k3 of the behavior policy from its reference, in these parts: {}", kl.join(", ")));
+    }
 }
 
 fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
@@ -121,6 +125,13 @@ fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
         number(off.k1),
         number(off.k3)
     ));
+    if off.reference_k1.is_some() {
+        page.line(format_args!(
+            "  behavior policy against its reference: KL k1 {}, k3 {} nats a token",
+            number(off.reference_k1),
+            number(off.reference_k3)
+        ));
+    }
     if lag.by_lag.is_empty() {
         return;
     }

@@ -1,7 +1,6 @@
 //! The wrapper around a learner that only echoes, and whole steps of the toy.
 
 use super::*;
-use crate::error::Error;
 use std::collections::VecDeque;
 use tidegate_operators::record::{Group, Metrics, Reason, Status};
 
@@ -183,7 +182,8 @@ fn the_coefficient_is_that_of_the_last_step() {
     let measured = |kl_coef, kl_reference| Metrics { kl_coef, kl_reference, ..Metrics::default() };
     let spec = spec("kl_coef=0.5,kl_in='reward',target_kl=0.1", &[]);
     let mut learner = referring(&spec, &[measured(0.5, 9.0), measured(0.51, 0.1), measured(0.51, 0.0)]);
-    let taken = [1, 2, 3, 4].map(|step| 1.0 - trained(&mut learner, step, vec![rollout(0, &[true])]).0.batch[0].advantage[0]);
+    let taken =
+        [1, 2, 3, 4].map(|step| 1.0 - trained(&mut learner, step, vec![rollout(0, &[true])]).0.batch[0].advantage[0]);
     for (taken, expected) in taken.into_iter().zip([0.5, 0.51, 0.51, 0.51 * 0.98]) {
         assert!((f64::from(taken) - expected).abs() < 1e-6, "{taken} {expected}");
     }
@@ -265,7 +265,8 @@ mod toy {
         let of = |i: u32| {
             let prompt = Prompt { tokens: vec![1 + i % 3, 4], ..Prompt::default() };
             let group = Arc::new(Group { number: i.into(), prompt, ..Group::default() });
-            let (tokens, advantage) = (vec![(i + seed) % 9, (i * 7 + seed) % 9, 0], if i.is_multiple_of(2) { 1.0 } else { -0.5 });
+            let (tokens, advantage) =
+                (vec![(i + seed) % 9, (i * 7 + seed) % 9, 0], if i.is_multiple_of(2) { 1.0 } else { -0.5 });
             let n = tokens.len();
             Rollout {
                 group,

@@ -9,6 +9,7 @@ use crate::engine::torch::device::tests::device as here;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::learner::TorchLearner;
 use crate::engine::torch::learner::tests::{PPO, batch, learner, learning, step};
+use crate::engine::torch::policy::Policy;
 use crate::kernel::reference::{KlEstimator, KlIn};
 
 fn frozen(family: Family, learning: &Learning) -> TorchFrozen {
@@ -23,13 +24,18 @@ fn scored(frozen: &mut TorchFrozen, learning: &Learning) -> Vec<Rollout> {
     let mut batch = batch(9);
     let which: Vec<usize> = (0..9).filter(|&i| batch[i].mask.contains(&true)).collect();
     let pieces = frozen.pieces(&batch, &which, learning.micro_batch_tokens).unwrap();
-    assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.tokens <= 60), "{pieces:?}");
+    assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.tokens <= 30 || piece.rollouts() == 1), "{pieces:?}");
     pieces.iter().for_each(|piece| frozen.score(&mut batch, piece).unwrap());
     batch
 }
 
+/// Without a reference.
+fn off(dtype: Dtype) -> Learning {
+    Learning { dtype, micro_batch_tokens: 30, ..learning(PPO) }
+}
+
 fn on(dtype: Dtype, kl_estimator: KlEstimator) -> Learning {
-    let mut learning = Learning { dtype, ..learning(PPO) };
+    let mut learning = off(dtype);
     (learning.reference.kl_coef, learning.reference.kl_estimator) = (0.5, kl_estimator);
     learning
 }
@@ -45,7 +51,7 @@ fn at_the_learners_weights_it_says_what_the_learner_says() {
         for r in &with.batch {
             assert_eq!(r.logp_reference, r.logp_current, "{family:?} {dtype:?}");
         }
-        let without = step(&mut learner(family, &Learning { dtype, ..self::learning(PPO) }, 0.7), batch);
+        let without = step(&mut learner(family, &off(dtype), 0.7), batch);
         assert_eq!(with.metrics.loss.to_bits(), without.metrics.loss.to_bits());
         assert_eq!(with.metrics.weights, without.metrics.weights, "the step without a reference");
         assert_eq!((with.metrics.kl_reference, with.metrics.kl_coef), (0.0, 0.5));
@@ -100,7 +106,7 @@ fn in_the_reward_it_is_measured_and_not_in_the_loss() {
         r.logp_reference = r.logp_behavior.iter().map(|logp| logp - 1.0).collect();
     }
     let with = step(&mut learner(Family::Llama, &learning, 0.7), batch.clone());
-    let without = step(&mut learner(Family::Llama, &self::learning(PPO), 0.7), batch);
+    let without = step(&mut learner(Family::Llama, &off(Dtype::Fp32), 0.7), batch);
     assert_eq!(with.metrics.weights, without.metrics.weights);
     assert!(with.metrics.kl_reference > 0.0 && with.metrics.loss == without.metrics.loss);
 }
@@ -119,4 +125,25 @@ fn what_is_written_is_read() {
     assert!(refused.contains("reference.safetensors: tensor "), "{refused}");
     fs::write(dir.path().join(FILE), [7; 40]).unwrap();
     assert!(read(dir.path(), &layout).err().unwrap().to_string().contains("not safetensors"));
+}
+
+/// Catches ids that would mean something else, and weights that do not fit.
+#[test]
+fn another_model_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = |name: &str, family, alphabet, seed| {
+        let folder = dir.path().join(name);
+        Policy::create(&folder, &tiny(family), alphabet, seed).unwrap();
+        Policy::load(&folder, "cpu", ValueHead::None).unwrap()
+    };
+    let mine = policy("mine", Family::Llama, "abc", 1);
+    let frozen = |other: &Policy| mine.frozen(other, &Learning::default(), 1.0).map(|_| ()).map_err(|e| e.to_string());
+    frozen(&policy("other-weights", Family::Llama, "abc", 2)).unwrap();
+    for (other, says) in [
+        (policy("letters", Family::Llama, "abd", 1), "letters: its tokenizer's hash is "),
+        (policy("shape", Family::Qwen2, "abc", 1), "it must be of the policy's layout"),
+    ] {
+        let refused = frozen(&other).unwrap_err();
+        assert!(refused.starts_with("learn.reference.path = ") && refused.contains(says), "{refused}");
+    }
 }
