@@ -85,7 +85,7 @@ impl<E: Engine + 'static> Checkpoints<E> {
         let again = state.step > 0 && newest != Some(state.step);
         let busy = Arc::new(AtomicBool::new(again));
         if again {
-            let (weights, optimizer) = (learner.weights()?, E::optimizer(&learner)?);
+            let (weights, optimizer) = (learner.weights()?, E::optimizer(&mut learner)?);
             // The thread has both ends of the channel, so it is heard.
             let _ = sender.send(Message::Copied(Box::new(Copied { version: state.step, weights, optimizer })));
             let _ = sender.send(Message::Sealed(state.clone()));

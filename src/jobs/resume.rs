@@ -123,7 +123,8 @@ pub fn changeable() -> String {
 }
 
 /// Without a critic there are no values, with one there must be; and what is trained again is computed in one type throughout.
-const FIXED: [&str; 2] = ["learn.value_coef", "learn.dtype"];
+const FIXED: [&str; 5] =
+    ["learn.value_coef", "learn.critic.model", "learn.critic.path", "learn.critic.warm_up_steps", "learn.dtype"];
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.

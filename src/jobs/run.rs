@@ -6,6 +6,7 @@ use crate::engine::torch::policy::Policy;
 use crate::engine::toy::ToyEngine;
 use crate::error::{Error, Result};
 use crate::jobs::course::Course;
+use crate::jobs::critic::engine::{FOLDER, WithCritic};
 use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
 use crate::jobs::{Output, say, signals};
@@ -27,24 +28,32 @@ pub fn run(spec: Spec, output: Output) -> Result<()> {
     }
 }
 
-/// The torch engine of a model folder: the specification's, or a checkpoint's.
+/// The torch engine of a model folder, the specification's or a checkpoint's; with that of a separate critic.
 ///
 /// # Errors
 /// A folder that is no model that it runs.
-pub fn torch(spec: &Spec, folder: Option<&Path>) -> Result<Policy> {
-    let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
+pub fn torch(spec: &Spec, folder: Option<&Path>) -> Result<WithCritic<Policy>> {
     // The pools are the workers'.
     Policy::set_threads(1);
-    Policy::load(folder.unwrap_or(&spec.model.path), &spec.model.device, head)
+    let head = if spec.has_value_head() { ValueHead::Present } else { ValueHead::None };
+    let load = |folder: &Path, head| Policy::load(folder, &spec.model.device, head);
+    let critic = || {
+        let own = Some(spec.learn.critic.path.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let start = own.unwrap_or(&spec.model.path).to_owned();
+        load(&folder.map_or(start, |checkpoint| checkpoint.join(FOLDER)), ValueHead::Present)
+    };
+    WithCritic::open(spec, || load(folder.unwrap_or(&spec.model.path), head), critic)
 }
 
 /// The toy engine: new tables, or a checkpoint's.
 ///
 /// # Errors
 /// A folder that has no tables.
-pub fn toy(spec: &Spec, folder: Option<&Path>) -> Result<ToyEngine> {
-    let engine = folder.map_or_else(|| Ok(ToyEngine::new(spec.seed)), ToyEngine::load)?;
-    Ok(if spec.has_critic() { engine.with_critic() } else { engine })
+pub fn toy(spec: &Spec, folder: Option<&Path>) -> Result<WithCritic<ToyEngine>> {
+    let tables = |folder: Option<&Path>| folder.map_or_else(|| Ok(ToyEngine::new(spec.seed)), ToyEngine::load);
+    let policy = || tables(folder).map(|engine| if spec.has_value_head() { engine.with_critic() } else { engine });
+    let critic = || tables(folder.map(|checkpoint| checkpoint.join(FOLDER)).as_deref()).map(ToyEngine::with_critic);
+    WithCritic::open(spec, policy, critic)
 }
 
 fn start<E>(engine: E, spec: Spec, output: Output) -> Result<()>
