@@ -29,6 +29,7 @@ max_tokens = 12
 value_coef = 0.5
 lr = 0.05
 warmup_steps = 2
+lr_schedule = "constant"
 [checkpoint]
 every_steps = 5
 every_minutes = 0.0
@@ -83,6 +84,7 @@ fn cut_behind_a_checkpoint(dir: &TempDir) -> u64 {
     for step in folder.sealed_steps().unwrap().into_iter().filter(|step| *step > newest + 1) {
         fs::remove_file(folder.log_file(LogFile::Step(step))).unwrap();
     }
+    let _ = fs::remove_file(folder.metrics());
     newest + 1
 }
 
@@ -115,13 +117,16 @@ fn assert_warms_up(steps: &[StepFile]) {
             assert_eq!(policy == policy_before, number < 2, "step {}", m.step);
             assert_ne!(critic, critic_before, "step {}", m.step);
         }
-        assert_eq!((m.lr == 0.0, m.skipped), (number < 2 || number + 1 == 12, false), "step {}: {}", m.step, m.lr);
-        assert!(m.critic_lr > 0.0 || number + 1 == 12);
+        assert_eq!((m.lr == 0.0, m.critic_lr > 0.0, m.skipped), (number < 2, true, false), "step {}: {}", m.step, m.lr);
         let expected = explained(file);
-        assert!((m.explained_variance - expected).abs() < 1e-6 || expected.is_nan(), "{} {expected}", m.explained_variance);
+        assert!(
+            (m.explained_variance - expected).abs() < 1e-6 || !expected.is_finite(),
+            "{} {expected}",
+            m.explained_variance
+        );
         assert!(trained(file).all(|row| row.value.len() == row.tokens.len() && row.logp_current.len() == row.tokens.len()));
     }
-    assert!(metrics(&steps[10]).explained_variance > metrics(&steps[0]).explained_variance);
+    assert!(steps.iter().any(|file| metrics(file).explained_variance.abs() > 1e-3), "a critic that explains nothing at all");
 }
 
 /// A head on the trunk, with all keys that it has. Catches a replay or a resume that forgets one of them, or how often the head was
@@ -152,8 +157,8 @@ fn a_separate_critic_is_kept_and_goes_on() {
         let of_value = |(advantage, value): (&f32, &f32)| *advantage == row.reward.unwrap() - value;
         assert!(row.advantage.iter().zip(&row.value).all(of_value));
     }
-    let first = trained(&steps[0]).chain(trained(&steps[1])).flat_map(|row| &row.value);
-    assert!(first.clone().any(|value| *value == 0.0) && first.into_iter().any(|value| *value != 0.0));
+    let values = |number: usize| trained(&steps[number]).flat_map(|row| row.value.clone()).collect::<Vec<_>>();
+    assert!(values(0).iter().all(|value| *value == 0.0) && values(1).iter().any(|value| *value != 0.0));
     let last = cut_behind_a_checkpoint(&dir);
     assert!(folder(&dir).checkpoint(last - 1).join("critic/optimizer.safetensors").exists());
     let ran = resume(&dir, &[]).ok();

@@ -120,7 +120,7 @@ fn values_are_bounded_around_the_recorded_ones() {
         bounded.value_loss,
         bounded.grad_norm
     );
-    let free = step(&mut learner(Family::Llama, &learning(1e-6), 1.0), recorded(200.0)).metrics;
+    let free = step(&mut learner(Family::Llama, &learning(1e-6), 1.0), recorded(150.0)).metrics;
     assert_eq!(free.value_loss, plain.value_loss);
     let fault = learner(Family::Llama, &learning(0.1), 1.0).begin(1, batch(3)).unwrap_err().message;
     assert!(fault.ends_with("tokens but 0 of value"), "{fault}");
