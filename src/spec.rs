@@ -4,6 +4,8 @@ mod check;
 mod critic;
 mod evaluation;
 mod explain;
+#[cfg(test)]
+mod numbers_tests;
 mod read;
 mod safeguard;
 mod schedule;

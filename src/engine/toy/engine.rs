@@ -212,8 +212,10 @@ fn write<const N: usize>(path: &Path, tables: [(&str, &Vec<f32>); N], updates: [
     serialize_to_file(views, Some(metadata), path).map_err(|e| Error::file(path, e))
 }
 
-/// The tables of a file, and the numbers of updates that it says.
-fn read(path: &Path) -> Result<(HashMap<String, Vec<f32>>, [u64; 2])> {
+/// The tables of a file by name, and the numbers of updates that it says.
+type Tables = (HashMap<String, Vec<f32>>, [u64; 2]);
+
+fn read(path: &Path) -> Result<Tables> {
     let bytes = fs::read(path).map_err(|e| Error::file(path, e))?;
     let refuse = |e: &dyn std::fmt::Display| Error::file(path, format!("not safetensors: {e}"));
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(&e))?;
