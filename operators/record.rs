@@ -155,7 +155,8 @@ pub struct Rollout {
     pub logp_behavior: Vec<f32>,
     /// `[T]` version of the weights that sampled the token.
     pub version: Vec<Version>,
-    /// `[T]` the critic's estimate before the token; empty where the run has no critic.
+    /// `[T]` the critic's estimate before the token, made when it was sampled or, by a critic with a model of its own, when its step
+    /// began; empty where nothing made one.
     pub value: Vec<f32>,
     pub stop: Stop,
     pub started_ns: i64,
@@ -230,6 +231,9 @@ pub struct Metrics {
     pub loss: f64,
     pub policy_loss: f64,
     pub value_loss: f64,
+    /// `1 - Var(return - value) / Var(return)` over trained tokens, with the values that advantages were made of; NaN where all
+    /// returns are equal, 0 without a critic.
+    pub explained_variance: f64,
     /// Mean over trained tokens, nats.
     pub entropy: f64,
     /// Effective sample size of the importance weights, in 0..=1.
@@ -248,7 +252,12 @@ pub struct Metrics {
     /// Norm of the gradient before clipping; learning rate used.
     pub grad_norm: f64,
     pub lr: f64,
-    /// True where the weights stayed as they were: the batch held nothing to train, or the gradient was an outlier.
+    /// Learning rate of the critic; of one with a model of its own, the norm of its gradient before clipping too, and the most
+    /// tokens that it computed at once. 0 without.
+    pub critic_lr: f64,
+    pub critic_grad_norm: f64,
+    pub critic_micro_batch_tokens: u64,
+    /// True where nothing was learned: the batch held nothing to train, or the gradient was an outlier.
     pub skipped: bool,
     /// Mean over rollouts that have a reward; share of them with reward at least 1.
     pub reward: f64,

@@ -104,7 +104,7 @@ pub trait Engine {
     ///
     /// # Errors
     /// Not enough memory.
-    fn optimizer(learner: &Self::Learner) -> Result<Self::Optimizer>;
+    fn optimizer(learner: &mut Self::Learner) -> Result<Self::Optimizer>;
     /// A learner's weights and what it remembers, when it has done its last step: no copies, where copies would be large. A step that is
     /// open is dropped, and the weights are those of its version.
     ///

@@ -2,6 +2,7 @@
 //! [`torch`] (libtorch).
 
 pub mod contract;
+pub mod critic;
 pub mod kept;
 pub mod reference;
 pub mod sampler;

@@ -2,11 +2,13 @@
 //!
 //! The same for every engine. Knows nothing of tensors, and no loss by name: the kernel gives each token's loss and derivatives.
 
+use crate::engine::critic::Objective;
 use crate::engine::kept::{kept, lags};
 use crate::engine::spec::Learning;
+use crate::kernel::critic::{Explained, clipped_value_loss};
 use crate::kernel::ess::Ess;
 use crate::kernel::kl;
-use crate::kernel::loss::{Term, Tokens, policy_loss, value_loss};
+use crate::kernel::loss::{Term, Tokens, policy_loss};
 use crate::kernel::mean::Mean;
 use crate::kernel::reference::{KlIn, reference_loss, weight};
 use tidegate_operators::record::{Metrics, Rollout};
@@ -21,6 +23,7 @@ pub struct Tally {
     rollouts: u64,
     policy_loss: f64,
     value_loss: f64,
+    explained: Explained,
     entropy_sum: f64,
     entropy: Mean,
     ess: Ess,
@@ -41,9 +44,10 @@ impl Tally {
         Tally { kl_coef, ..Tally::default() }
     }
 
-    /// Adds a rollout whose tokens weigh `weight` in the batch. Fills its `logp_current`, and appends to `coefficients`, for
-    /// each of its tokens, what multiplies each number of [`Said`] in the sum that is back-propagated: 0 for tokens that are
-    /// masked or that a safeguard leaves out, which count nowhere. The critic's target is the reward that was used.
+    /// Adds a rollout whose tokens weigh `weight` in the batch. Fills its `logp_current`, or its `value` where values are the
+    /// objective, and appends to `coefficients`, for each of its tokens, what multiplies each number of [`Said`] in the sum that is
+    /// back-propagated: 0 for tokens that are masked or that a safeguard leaves out, which count nowhere. The critic's target is the
+    /// reward that was used.
     pub fn add(
         &mut self,
         learning: &Learning,
@@ -52,19 +56,13 @@ impl Tally {
         said: &[Said],
         coefficients: &mut Vec<Said>,
     ) {
-        rollout.logp_current = said.iter().map(|&[logp, ..]| logp).collect();
+        match learning.objective {
+            Objective::Policy => rollout.logp_current = said.iter().map(|&[logp, ..]| logp).collect(),
+            Objective::Values => rollout.value = said.iter().map(|&[.., value]| value).collect(),
+        }
         let rollout = &*rollout;
         let kept = kept(learning, rollout);
-        self.lag.clear();
-        self.lag.extend(lags(rollout));
-        let tokens = Tokens {
-            logp_current: &rollout.logp_current,
-            logp_behavior: &rollout.logp_behavior,
-            advantage: &rollout.advantage,
-            lag: &self.lag,
-            mask: &kept,
-        };
-        policy_loss(learning.loss, tokens, &mut self.terms);
+        self.terms(learning, rollout, &kept);
         let (value_coef, entropy_coef) = (learning.value_coef as f32, learning.entropy_coef as f32);
         let target = rollout.used_reward().filter(|_| learning.value_coef != 0.0);
         for (t, (term, &[_, entropy, value])) in self.terms.iter().zip(said).enumerate() {
@@ -72,7 +70,13 @@ impl Tally {
                 coefficients.push([0.0; 3]);
                 continue;
             }
-            let (loss, d_value) = target.map_or((0.0, 0.0), |target| value_loss(value, target));
+            let recorded = rollout.value.get(t).copied();
+            let of_target =
+                |target| clipped_value_loss(value, target, recorded.unwrap_or(value), learning.critic.clip as f32);
+            let (loss, d_value) = target.map_or((0.0, 0.0), of_target);
+            if let (Some(target), Some(recorded)) = (target, recorded) {
+                self.explained.add(recorded.into(), target.into());
+            }
             coefficients.push([weight * term.d_logp, -weight * entropy_coef, weight * value_coef * d_value]);
             self.policy_loss += f64::from(weight * term.loss);
             self.value_loss += f64::from(weight * loss);
@@ -82,7 +86,9 @@ impl Tally {
             self.clipped.add(f64::from(u8::from(term.clipped)));
         }
         self.rollouts += 1;
-        self.divergence(rollout, &kept);
+        if learning.objective == Objective::Policy {
+            self.divergence(rollout, &kept);
+        }
         if self.kl_coef > 0.0 {
             let first = coefficients.len() - said.len();
             self.reference(learning, rollout, weight, &kept, &mut coefficients[first..]);
@@ -102,6 +108,24 @@ impl Tally {
                 self.reference_loss += f64::from(weight * loss);
             }
         }
+    }
+
+    /// The policy's part of each token; nothing where values are the objective.
+    fn terms(&mut self, learning: &Learning, rollout: &Rollout, kept: &[bool]) {
+        if learning.objective == Objective::Values {
+            self.terms.clear();
+            return self.terms.resize(kept.len(), Term::default());
+        }
+        self.lag.clear();
+        self.lag.extend(lags(rollout));
+        let tokens = Tokens {
+            logp_current: &rollout.logp_current,
+            logp_behavior: &rollout.logp_behavior,
+            advantage: &rollout.advantage,
+            lag: &self.lag,
+            mask: kept,
+        };
+        policy_loss(learning.loss, tokens, &mut self.terms);
     }
 
     /// How far the current policy is from the one that sampled; a demonstration, which nothing sampled, adds nothing.
@@ -127,6 +151,11 @@ impl Tally {
             loss: self.policy_loss + parts,
             policy_loss: self.policy_loss,
             value_loss: self.value_loss,
+            explained_variance: if self.explained.count() == 0 {
+                0.0
+            } else {
+                self.explained.variance().unwrap_or(f64::NAN)
+            },
             entropy: mean(self.entropy),
             ess: self.ess.value(),
             kl_k1: mean(self.kl_k1),
@@ -143,6 +172,7 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::critic::Critic;
     use crate::kernel::loss::Loss;
     use crate::kernel::safeguard::Safeguard;
 
@@ -165,6 +195,43 @@ mod tests {
         tally.add(&learning, &mut rollout, 0.5, &[[-1.0, 0.0, 0.0]; 2], &mut coefficients);
         assert!((coefficients[0][0] + 0.5 * 1.728).abs() < 1e-5 && coefficients[1][0] == 0.0, "{coefficients:?}");
         assert_eq!(tally.metrics(&learning).clipped, 0.5);
+    }
+
+    /// Recorded 0.25 and 0.75 of a return of 1. Catches a bound around what is said now, and an explained variance of the values that
+    /// are said now where advantages were made of those before.
+    #[test]
+    fn values_are_bounded_around_the_recorded_ones() {
+        let critic = Critic { clip: 0.125, ..Critic::default() };
+        let learning = Learning { value_coef: 0.5, critic, ..Learning::default() };
+        let rollout = |value: f32, reward| Rollout {
+            mask: vec![true],
+            logp_behavior: vec![-1.0],
+            advantage: vec![0.0],
+            value: vec![value],
+            reward: Some(reward),
+            ..Rollout::default()
+        };
+        let (mut tally, mut coefficients) = (Tally::default(), Vec::new());
+        // From 0.25 to 0.5, of which half is allowed: as at 0.375, without a slope. The other has not moved.
+        tally.add(&learning, &mut rollout(0.25, 1.0), 1.0, &[[-1.0, 0.0, 0.5]], &mut coefficients);
+        tally.add(&learning, &mut rollout(0.75, 0.5), 1.0, &[[-1.0, 0.0, 0.75]], &mut coefficients);
+        assert_eq!(coefficients.iter().map(|c| c[2]).collect::<Vec<_>>(), [0.0, 0.25]);
+        let m = tally.metrics(&learning);
+        // Returns vary by 0.0625, errors 0.75 and -0.25 by 0.25.
+        assert_eq!((m.value_loss, m.explained_variance), (0.625 * 0.625 + 0.0625, -3.0));
+    }
+
+    /// Catches a critic that overwrites what the policy's learner says, and one that learns anything but values.
+    #[test]
+    fn of_values_nothing_else_is_learned() {
+        let learning = Learning { value_coef: 0.5, entropy_coef: 0.3, ..Learning::default() }.of_critic();
+        let mut rollout = Rollout { mask: vec![true, false], reward: Some(1.0), ..Rollout::default() };
+        let (mut tally, mut coefficients) = (Tally::default(), Vec::new());
+        tally.add(&learning, &mut rollout, 0.5, &[[0.0, 0.0, 0.25], [0.0, 0.0, 0.75]], &mut coefficients);
+        assert_eq!((rollout.value, rollout.logp_current.len()), (vec![0.25, 0.75], 0));
+        assert_eq!(coefficients, [[0.0, 0.0, -0.375], [0.0; 3]]);
+        let m = tally.metrics(&learning);
+        assert_eq!((m.value_loss, m.loss, m.tokens), (0.28125, 0.140625, 1));
     }
 
     /// Step 5, lags 3 and 2. Catches a token that is left out and back-propagated, or that counts in a mean.

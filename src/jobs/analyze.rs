@@ -10,6 +10,7 @@ mod lag;
 mod report;
 mod sums;
 mod text;
+mod values;
 
 pub use kept::MAX_PROMPTS;
 pub use report::{Interval, LagRow, Report, RunReport};

@@ -91,7 +91,7 @@ impl<E: Engine + 'static> Checkpoints<E> {
         let again = state.step > 0 && newest != Some(state.step);
         let busy = Arc::new(AtomicBool::new(again));
         if again {
-            let (weights, optimizer) = (learner.weights()?, E::optimizer(&learner)?);
+            let (weights, optimizer) = (learner.weights()?, E::optimizer(&mut learner)?);
             let copied = Copied { version: state.step, weights, optimizer, reference: refreshed.get() };
             // The thread has both ends of the channel, so it is heard.
             let _ = sender.send(Message::Copied(Box::new(copied)));

@@ -4,7 +4,7 @@
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
-//!   by group ([`estimator`]) and by batch ([`whitening`]), the [`reference`] policy, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`], [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
+//!   by group ([`estimator`]) and by batch ([`whitening`]), a [`critic`] with a model of its own, the [`reference`] policy, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`], [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
 //!   end, [`signals`];
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
@@ -12,6 +12,7 @@ pub mod analyze;
 pub mod best;
 pub mod checkpoints;
 pub mod course;
+pub mod critic;
 pub mod data;
 pub mod divergence;
 pub mod encode;

@@ -63,8 +63,8 @@ pub fn replay(options: &Options) -> Result<()> {
         }
     }
     let spec = Spec::from_text(&footer.info.spec, &options.sets)?;
-    if spec.has_critic() && !Spec::from_text(&footer.info.spec, &[])?.has_critic() {
-        let why = "the run had no critic, so its rollouts have no values to replay with; allowed: 0";
+    if spec.has_value_head() && !Spec::from_text(&footer.info.spec, &[])?.has_critic() {
+        let why = "the run had no critic, so its rollouts have no values to replay with; allowed: 0, or learn.critic.model = \"separate\"";
         return Err(Error::config("learn.value_coef", spec.learn.value_coef, why));
     }
     match spec.model.engine {

@@ -126,7 +126,15 @@ pub fn changeable() -> String {
 
 /// Without a critic there are no values, with one there must be; what is trained again is computed in one type throughout; and a
 /// checkpoint has the reference that its step had.
-const FIXED: [&str; 4] = ["learn.value_coef", "learn.dtype", "learn.reference.path", "learn.reference.refresh_steps"];
+const FIXED: [&str; 7] = [
+    "learn.value_coef",
+    "learn.critic.model",
+    "learn.critic.path",
+    "learn.critic.warm_up_steps",
+    "learn.dtype",
+    "learn.reference.path",
+    "learn.reference.refresh_steps",
+];
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.

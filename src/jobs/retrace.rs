@@ -58,7 +58,7 @@ impl Retrace<'_> {
             Plan { start: Start::at(after, 0), schedule, steps: last, generators: vec![0], learner: 0, ..spec.plan() };
         let recording = Recording::open(folder, after + 1..=last)?;
         let expected = recording.expected();
-        let then = Then { expected: expected.clone(), sets: sets.to_vec(), now: (String::new(), 0) };
+        let then = Then { expected: expected.clone(), sets: sets.to_vec(), now: Default::default() };
         let learner = Following::<E> { learner, then: then.clone() };
         let mut then = then;
         let learner = Referring::new(spec, referee, Whitening::new(spec, learner))
@@ -84,7 +84,7 @@ struct Then {
     expected: Expected,
     sets: Vec<String>,
     /// Text of the specification that is followed now, and the size of micro-batches.
-    now: (String, u64),
+    now: (String, [u64; 2]),
 }
 
 impl Then {
@@ -93,8 +93,10 @@ impl Then {
         let Some(then) = self.expected.trained(step).filter(|then| *then != self.now) else { return Ok(None) };
         let mut spec = Spec::from_text(&then.0, &self.sets).map_err(|e| Fault::new("recorded", e))?;
         // A sum's last bits are those of the micro-batches that memory allowed then.
-        if then.1 > 0 && !self.sets.iter().any(|set| set.contains("micro_batch_tokens")) {
-            spec.learn.micro_batch_tokens = then.1 as usize;
+        if !self.sets.iter().any(|set| set.contains("micro_batch_tokens")) {
+            let learn = &mut spec.learn;
+            let keys = [&mut learn.micro_batch_tokens, &mut learn.critic.micro_batch_tokens];
+            keys.into_iter().zip(then.1).filter(|(_, then)| *then > 0).for_each(|(key, then)| *key = then as usize);
         }
         self.now = then;
         Ok(Some((spec.learn, spec.steps)))

@@ -1,6 +1,7 @@
 //! `sft`: a supervised warm start with the learner that `run` uses.
 
 use crate::durable::temporary;
+use crate::engine::critic::Critic;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
@@ -194,7 +195,7 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
 }
 
 fn learning(spec: &SftSpec) -> Learning {
-    Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() }
+    Learning { loss: Loss::Supervised, value_coef: 0.0, critic: Critic::default(), ..spec.learn.clone() }
 }
 
 /// Where a new model stands until it is trained: not where the trained one is staged.

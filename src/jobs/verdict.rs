@@ -187,9 +187,11 @@ fn row_difference(then: &Rollout, now: &Rollout) -> Option<Differing> {
     if then.reward.map(f32::to_bits) != now.reward.map(f32::to_bits) {
         return differing("reward".into(), format!("{:?}", then.reward), format!("{:?}", now.reward));
     }
-    for (name, then, now) in
-        [("advantage", &then.advantage, &now.advantage), ("logp_current", &then.logp_current, &now.logp_current)]
-    {
+    for (name, then, now) in [
+        ("value", &then.value, &now.value),
+        ("advantage", &then.advantage, &now.advantage),
+        ("logp_current", &then.logp_current, &now.logp_current),
+    ] {
         if then.len() != now.len() {
             return differing(format!("length of {name}"), then.len().to_string(), now.len().to_string());
         }

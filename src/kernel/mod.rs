@@ -14,6 +14,7 @@
 //! | [`whiten`] | a batch's advantages to mean 0 and deviation 1 |
 //! | [`ratio`] | importance ratios, bounded and truncated |
 //! | [`loss`] | policy and value losses with their derivatives |
+//! | [`critic`] | the value loss with a bound, explained variance |
 //! | [`aggregation`] | how the tokens' losses become one number |
 //! | [`kl`] | estimates of the Kullback-Leibler divergence |
 //! | [`reference`] | what it costs to leave a reference policy, in the loss and in the reward |
@@ -30,6 +31,7 @@
 pub mod advantage;
 pub mod aggregation;
 pub mod capacity;
+pub mod critic;
 pub mod divergence;
 pub mod ess;
 pub mod gae;

@@ -7,6 +7,7 @@
 mod analyze;
 mod beginning;
 mod compaction;
+mod critic;
 mod disk;
 mod ending;
 mod estimators;

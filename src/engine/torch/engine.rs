@@ -106,7 +106,7 @@ impl Engine for Policy {
         learner.recall(before);
     }
 
-    fn optimizer(learner: &TorchLearner) -> Result<State> {
+    fn optimizer(learner: &mut TorchLearner) -> Result<State> {
         learner.optimizer().state().copy()
     }
 

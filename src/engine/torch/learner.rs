@@ -4,6 +4,7 @@
 //! `sum(coefficient * output)` over log-probability, entropy and value.
 
 use crate::clock::thread_ns;
+use crate::engine::critic::Objective;
 use crate::engine::kept;
 use crate::engine::reference::Drift;
 use crate::engine::spec::Learning;
@@ -21,7 +22,7 @@ use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
 use crate::kernel::norms::Norms;
 use std::fmt::Display;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Metrics, Rollout, Status, Step, Version};
 use tidegate_operators::train::{Learner, Trained};
@@ -100,7 +101,7 @@ impl TorchLearner {
         let computed = if kind == Kind::Float { None } else { Some(flat.f_to_kind(kind)?) };
         let gradient = flat.f_zeros_like()?;
         let model = Model::new(&config, &layout, computed.as_ref().unwrap_or(&flat), Form::Learning(&gradient))?;
-        let optimizer = AdamW::new(&flat, &learning)?;
+        let optimizer = AdamW::new(&flat, &learning)?.with_head(layout.head());
         let (open, failed) = (None, Vec::new());
         Ok(TorchLearner {
             config,
@@ -152,7 +153,8 @@ impl TorchLearner {
 
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
-        self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
+        let judged = |metrics: &&Metrics| !self.learning.warms_up(metrics.step);
+        self.norms = before.iter().filter(judged).map(|metrics| metrics.grad_norm).collect();
         self.drift = Drift::after(before);
     }
 
@@ -170,12 +172,13 @@ impl TorchLearner {
     fn check(&self, rollout: &Rollout) -> Result<(), Fault> {
         let n = rollout.tokens.len();
         // A demonstration has none of what only a sampled token has.
-        let demonstration = !self.learning.loss.reads_behavior();
+        let demonstration = !self.learning.reads_behavior();
         for (name, length, may_be_empty) in [
             ("mask", rollout.mask.len(), false),
             ("logp_behavior", rollout.logp_behavior.len(), demonstration),
             ("advantage", rollout.advantage.len(), demonstration),
             ("logp_reference", rollout.logp_reference.len(), !self.learning.reference.is_on()),
+            ("value", rollout.value.len(), self.learning.critic.clip == 0.0),
         ] {
             if length != n && !(may_be_empty && length == 0) {
                 return Err(refusal(rollout, format!("{n} tokens but {length} of {name}")));
@@ -220,14 +223,7 @@ impl TorchLearner {
         let device = self.flat.device();
         let started = thread_ns();
         let micro_batch = MicroBatch::new(&open.batch, trees, device)?;
-        let (hidden, trail) = if self.learning.activation_checkpointing {
-            let (hidden, trail) = Trail::walk(&self.model, micro_batch.trees())?;
-            (hidden, Some(trail))
-        } else {
-            (self.model.hidden(micro_batch.trees())?, None)
-        };
-        let outputs = micro_batch.outputs(&self.model, &hidden, self.temperature)?;
-        drop(hidden);
+        let (outputs, trail) = self.forward(&micro_batch, open.step)?;
         let said = to_host(&outputs)?;
         open.torch_ns += thread_ns() - started;
         let mut coefficients = Vec::with_capacity(said.len());
@@ -237,8 +233,8 @@ impl TorchLearner {
             open.tally.add(&self.learning, rollout, open.weights[i], of_rollout, &mut coefficients);
         }
         open.done += 1;
-        // Nothing to learn from: a group whose advantages are all 0.
-        if coefficients.as_flattened().iter().all(|&c| c == 0.0) {
+        // Nothing to learn from: a group whose advantages are all 0; or nothing that learns in this step.
+        if !outputs.requires_grad() || coefficients.as_flattened().iter().all(|&c| c == 0.0) {
             return Ok(());
         }
         let started = thread_ns();
@@ -251,6 +247,40 @@ impl TorchLearner {
         Ok(())
     }
 
+    /// What the model says of the micro-batch's tokens, with a graph of what learns in this step; and the trail back through it.
+    fn forward<'a>(&self, micro_batch: &'a MicroBatch, step: Step) -> Result<(Tensor, Option<Trail<'a>>)> {
+        let (model, trees) = (&self.model, micro_batch.trees());
+        if self.learning.warms_up(step) {
+            let hidden = no_grad(|| model.hidden(trees))?;
+            return Ok((micro_batch.outputs_for_head(model, &hidden, self.temperature)?, None));
+        }
+        let (hidden, trail) = if self.learning.activation_checkpointing {
+            let (hidden, trail) = Trail::walk(model, trees)?;
+            (hidden, Some(trail))
+        } else {
+            (model.hidden(trees)?, None)
+        };
+        let outputs = match self.learning.objective {
+            Objective::Policy => micro_batch.outputs(model, &hidden, self.temperature)?,
+            Objective::Values => micro_batch.values(model, &hidden)?,
+        };
+        Ok((outputs, trail))
+    }
+
+    /// Learning rates of a step, and what they come to for the optimizer: of the policy, of the critic's head.
+    fn rates(&self, metrics: &mut Metrics) -> [Option<f64>; 2] {
+        let (step, factor) = (metrics.step, self.learning.safeguard.lr_factor(metrics.ess));
+        metrics.lr = self.learning.lr_at(step, self.steps) * factor;
+        if self.learning.objective == Objective::Values {
+            return [Some(metrics.lr); 2];
+        }
+        if self.learning.value_coef != 0.0 {
+            metrics.critic_lr = self.learning.critic_lr_at(step, self.steps) * factor;
+        }
+        let learns = |lr| (!self.learning.warms_up(step)).then_some(lr);
+        [learns(metrics.lr), if self.learning.value_coef != 0.0 { Some(metrics.critic_lr) } else { learns(metrics.lr) }]
+    }
+
     /// Clips, updates, measures.
     fn update(&mut self, open: &mut Open) -> Result<Metrics> {
         let Open { step, batch, plan, tally, torch_ns, .. } = open;
@@ -260,19 +290,20 @@ impl TorchLearner {
         let mut metrics = Metrics { step, slots: plan.slots, micro_batch_tokens, ..tally.metrics(&self.learning) };
         let safeguard = self.learning.safeguard;
         metrics.left_out = kept::left_out(&self.learning, batch);
-        metrics.lr = self.learning.lr_at(step, self.steps) * safeguard.lr_factor(metrics.ess);
+        let rates = self.rates(&mut metrics);
         metrics.skipped = plan.micro_batches.is_empty();
         if !metrics.skipped {
             metrics.grad_norm = clip(&mut self.gradient, self.learning.grad_clip)?;
             if !metrics.grad_norm.is_finite() {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
-            metrics.skipped = safeguard.skips(metrics.grad_norm, &mut self.norms);
+            // The critic's alone is none of those.
+            metrics.skipped = !self.learning.warms_up(step) && safeguard.skips(metrics.grad_norm, &mut self.norms);
         }
         if !metrics.skipped {
             // From here on the weights are no longer those of the version before, whatever comes.
             self.version = step;
-            self.optimizer.step(&self.flat, &self.gradient, metrics.lr)?;
+            self.optimizer.step_parts(&self.flat, &self.gradient, rates)?;
             if let Some(computed) = &mut self.computed {
                 computed.f_copy_(&self.flat)?;
             }
@@ -286,7 +317,9 @@ impl TorchLearner {
         self.version = step;
         metrics.weights = hashes(&self.flat, &self.layout)?;
         self.drift.see(&metrics);
-        batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
+        if self.learning.objective == Objective::Policy {
+            batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
+        }
         Ok(metrics)
     }
 
@@ -379,6 +412,8 @@ fn fault(message: impl Display) -> Fault {
     Fault::new("train", message)
 }
 
+#[cfg(test)]
+mod critic_tests;
 #[cfg(test)]
 mod memory_tests;
 #[cfg(test)]

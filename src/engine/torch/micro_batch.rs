@@ -6,7 +6,7 @@ use crate::engine::torch::model::Model;
 use crate::engine::torch::pack::{Branches, Plan, Sequence, plan};
 use crate::engine::torch::trees::{Tree, Trees, rows_of};
 use crate::error::Result;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
 use tidegate_operators::record::Rollout;
 
 /// Tokens of a rollout's completion that the model computes: all but the last, which predicts nothing.
@@ -94,12 +94,37 @@ impl MicroBatch {
     pub fn outputs(&self, model: &Model, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
         let hidden = rows_of(hidden, &self.positions)?;
         let said = model.log_probabilities(&hidden, &self.chosen, temperature)?;
-        let value = match model.value(&hidden)? {
-            Some(value) => value,
-            None => Tensor::f_zeros([said.size2()?.0], (Kind::Float, said.device()))?,
-        };
-        Ok(Tensor::f_cat(&[&said, &value.f_unsqueeze(1)?], 1)?)
+        with_values(&said, model.value(&hidden)?)
     }
+
+    /// The same, where no gradient but that of the critic's head is wanted: of hidden states that have none.
+    ///
+    /// # Errors
+    /// As [`outputs`](MicroBatch::outputs).
+    pub fn outputs_for_head(&self, model: &Model, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
+        let hidden = rows_of(hidden, &self.positions)?;
+        let said = no_grad(|| model.log_probabilities(&hidden, &self.chosen, temperature))?;
+        with_values(&said, model.value(&hidden)?)
+    }
+
+    /// Of [`Said`] the values alone, all else 0: the output head is not computed.
+    ///
+    /// # Errors
+    /// As [`outputs`](MicroBatch::outputs).
+    pub fn values(&self, model: &Model, hidden: &Tensor) -> Result<Tensor> {
+        let hidden = rows_of(hidden, &self.positions)?;
+        let nothing = Tensor::f_zeros([hidden.size2()?.0, 2], (Kind::Float, hidden.device()))?;
+        with_values(&nothing, model.value(&hidden)?)
+    }
+}
+
+/// `[c, 3]` of `[c, 2]` and `[c]`; zeros where the model has no critic.
+fn with_values(said: &Tensor, value: Option<Tensor>) -> Result<Tensor> {
+    let value = match value {
+        Some(value) => value,
+        None => Tensor::f_zeros([said.size2()?.0], (Kind::Float, said.device()))?,
+    };
+    Ok(Tensor::f_cat(&[said, &value.f_unsqueeze(1)?], 1)?)
 }
 
 /// The outputs on the host, in one copy.

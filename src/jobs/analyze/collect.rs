@@ -5,6 +5,7 @@ use crate::jobs::analyze::kept::{Bar, PromptCounts, Top, logp_mean};
 use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
+use crate::jobs::analyze::values::ValueSums;
 use crate::kernel::mean::Mean;
 use crate::spec::ScheduleSpec;
 use crate::store::schema::stop_text;
@@ -52,6 +53,7 @@ struct Sums {
     success_sampled: Mean,
     lag: LagSums,
     advantage: AdvantageSums,
+    value: ValueSums,
     time: TimeSums,
     mixed: Mean,
     tasks: Tasks,
@@ -170,6 +172,7 @@ impl Sums {
     fn trained(&mut self, row: &Row<'_>, solved: Option<u64>, interval: &mut IntervalSums) {
         self.lag.add(row);
         self.advantage.add(row);
+        self.value.add(row);
         extend(&mut self.steps, row.step);
         extend(&mut interval.steps, row.step);
         interval.length.add(row.tokens as f64);
@@ -198,6 +201,7 @@ impl Sums {
         self.success_sampled.merge(other.success_sampled);
         self.lag.merge(other.lag);
         self.advantage.merge(other.advantage);
+        self.value.merge(other.value);
         self.time.merge(other.time);
         self.mixed.merge(other.mixed);
         self.tasks.merge(other.tasks);
@@ -304,6 +308,7 @@ impl Collector {
             lag: lag.lag(),
             off_policy: lag.off_policy(),
             advantage: self.sums.advantage.finish(),
+            value: self.sums.value.finish(),
             time: self.sums.time.finish(),
             versions: Versions { mixed: self.sums.mixed.value(), longest_task, tasks },
             prompts: self.sums.prompts.finish(),

@@ -29,6 +29,8 @@ pub struct RunReport {
     pub lag: Lag,
     pub off_policy: OffPolicy,
     pub advantage: Advantages,
+    /// None of a run without a critic.
+    pub value: Option<Values>,
     pub time: Times,
     pub versions: Versions,
     pub prompts: Prompts,
@@ -140,6 +142,26 @@ pub struct Advantages {
     pub max: Option<f32>,
     /// Share of tokens whose advantage is exactly 0: no gradient.
     pub zero: Option<f64>,
+}
+
+/// A critic's values against the returns that came of them; all that were used, of the run's first steps too.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Values {
+    pub tokens: u64,
+    /// `1 - Var(return - value) / Var(return)`; None where all returns are equal.
+    pub explained_variance: Option<f64>,
+    /// About equally many tokens each, in at most 10 rows, the lowest values first.
+    pub by_value: Vec<ValuesRow>,
+}
+
+/// Trained tokens of about one value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ValuesRow {
+    pub tokens: u64,
+    /// Means.
+    pub value: f64,
+    #[serde(rename = "return")]
+    pub of_return: f64,
 }
 
 /// Where the time went, by the rows' clocks and the footers.

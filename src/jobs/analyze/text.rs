@@ -1,6 +1,6 @@
 //! The report as text, for a terminal.
 
-use crate::jobs::analyze::report::{Interval, Lag, OffPolicy, Report, RunReport, Sample, Solved, Times, Versions};
+use crate::jobs::analyze::report::{Interval, Lag, OffPolicy, Report, RunReport, Sample, Solved, Times, Values, Versions};
 use comfy_table::{CellAlignment, Table, presets};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -70,6 +70,7 @@ fn run(r: &RunReport) -> String {
         percent(a.zero),
         a.tokens
     ));
+    r.value.iter().for_each(|v| values(&mut page, v));
     times(&mut page, &r.time);
     versions(&mut page, &r.versions);
     solved(&mut page, "most solved prompts", &r.prompts.most_solved);
@@ -149,6 +150,13 @@ fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
         [place, number(row.lag_mean), whole(row.lag_max)]
     });
     page.table(["of the response", "lag mean", "lag max"], rows);
+}
+
+fn values(page: &mut Page, v: &Values) {
+    page.head("the critic's values against the returns that came of them");
+    page.line(format_args!("  explained variance {} over {} tokens", number(v.explained_variance), v.tokens));
+    let rows = v.by_value.iter().map(|row| [row.tokens.to_string(), number(Some(row.value)), number(Some(row.of_return))]);
+    page.table(["tokens", "mean value", "mean return"], rows);
 }
 
 fn times(page: &mut Page, t: &Times) {
