@@ -1,6 +1,7 @@
 //! The run's configuration, composed of each floor's own (floor 3). Every key has a default that is written out again.
 
 mod check;
+mod curriculum;
 mod evaluation;
 mod explain;
 mod read;
@@ -13,6 +14,7 @@ pub use read::{read, text_of};
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::Result;
 use crate::kernel::advantage::Advantage;
+use crate::kernel::curriculum::Curriculum;
 use crate::kernel::shaping::{Overlong, Shaping};
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
@@ -39,6 +41,7 @@ pub struct Spec {
     pub data: Option<DataSpec>,
     /// Generated tasks, drawn by weight.
     pub task: Vec<TaskSpec>,
+    pub curriculum: Curriculum,
     pub reward: RewardSpec,
     pub batch: BatchSpec,
     pub schedule: ScheduleSpec,
@@ -59,6 +62,7 @@ impl Default for Spec {
             model: ModelSpec::default(),
             data: None,
             task: Vec::new(),
+            curriculum: Curriculum::default(),
             reward: RewardSpec::default(),
             batch: BatchSpec::default(),
             schedule: ScheduleSpec::default(),
@@ -411,6 +415,7 @@ impl Spec {
             slots: self.generate.slots,
             generators: self.workers.generators.clone(),
             learner: self.learner(),
+            window: self.curriculum.kept(),
         }
     }
 }

@@ -22,10 +22,12 @@
 //! | [`pass_at_k`] | the chance that one of k rollouts solves a prompt, without bias |
 //! | [`safeguard`] | which tokens are left out, how far a step goes, which step is not taken |
 //! | [`norms`] | norms of the last gradients, and their median |
+//! | [`curriculum`] | which prompt comes next, by success rates |
 //! | [`divergence`] | what the last steps showed when a policy is being lost |
 
 pub mod advantage;
 pub mod aggregation;
+pub mod curriculum;
 pub mod divergence;
 pub mod ess;
 pub mod gae;

@@ -1,6 +1,6 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, safeguard};
+use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, curriculum, safeguard};
 use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
@@ -52,6 +52,7 @@ impl Spec {
             return Err(Error::config("eval.prompts", self.eval.prompts, format!("at most {MOST}")));
         }
         self.validate_estimate()?;
+        curriculum::check(&self.curriculum)?;
         self.validate_data()
     }
 

@@ -7,6 +7,7 @@
 mod analyze;
 mod beginning;
 mod compaction;
+mod curriculum;
 mod disk;
 mod ending;
 mod estimators;

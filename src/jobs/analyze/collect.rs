@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::jobs::analyze::kept::{Bar, PromptCounts, Top, logp_mean};
 use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
+use crate::jobs::analyze::sizes::Sizes;
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::kernel::mean::Mean;
 use crate::spec::ScheduleSpec;
@@ -55,6 +56,7 @@ struct Sums {
     time: TimeSums,
     mixed: Mean,
     tasks: Tasks,
+    sizes: Sizes,
     prompts: PromptCounts,
     longest: Top,
     surprising: Top,
@@ -74,6 +76,7 @@ struct IntervalSums {
     stops: BTreeMap<&'static str, u64>,
     lags: Lags,
     distance: Distance,
+    sizes: Sizes,
 }
 
 #[derive(Debug, Default)]
@@ -145,6 +148,8 @@ impl Sums {
             self.reward_sampled.add(reward.into());
             self.success_sampled.add(solved as f64);
             self.prompts.add(row, solved);
+            self.sizes.add(row, solved);
+            interval.sizes.add(row, solved);
         }
         if row.tokens > 0 {
             self.with_tokens(place, row, solved);
@@ -199,6 +204,7 @@ impl Sums {
         self.time.merge(other.time);
         self.mixed.merge(other.mixed);
         self.tasks.merge(other.tasks);
+        self.sizes.merge(other.sizes);
         self.prompts.merge(other.prompts);
         self.longest.merge(other.longest);
         self.surprising.merge(other.surprising);
@@ -304,6 +310,7 @@ impl Collector {
             advantage: self.sums.advantage.finish(),
             time: self.sums.time.finish(),
             versions: Versions { mixed: self.sums.mixed.value(), longest_task, tasks },
+            sizes: self.sums.sizes.finish(),
             prompts: self.sums.prompts.finish(),
             longest: self.sums.longest.finish(),
             most_surprising: self.sums.surprising.finish(),
@@ -326,6 +333,7 @@ impl IntervalSums {
         }
         self.lags.merge(other.lags);
         self.distance.merge(other.distance);
+        self.sizes.merge(other.sizes);
     }
 
     fn finish(self) -> Option<Interval> {
@@ -342,6 +350,7 @@ impl IntervalSums {
             lag_mean: self.lags.mean.value(),
             lag_max: self.lags.max,
             ess: self.distance.ess(),
+            sizes: self.sizes.finish(),
         })
     }
 }
