@@ -162,3 +162,27 @@ fn in_order<'scope>(known: StreamVec<'scope, Step, ((u64, Known), Step, isize)>)
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+    use timely::dataflow::operators::{Inspect, ToStream};
+
+    /// Catches a rate that an older one comes after: of what is given out at once the order is that of rates, not of times.
+    #[test]
+    fn rates_follow_each_other() {
+        let rate = |right| Known::Rate(Rate { right, scored: 8 });
+        let aged = Known::Aged(Outcome { number: 0, right: 1, scored: 8 });
+        let updates =
+            vec![((1, rate(2)), 5, 1), ((1, rate(7)), 4, 1), ((1, rate(7)), 5, -1), ((2, rate(0)), 3, 1), ((2, aged), 3, 1)];
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = Arc::clone(&told);
+        timely::example(move |scope| {
+            in_order(updates.to_stream(scope)).inspect(move |event| tell.lock().unwrap().push(*event));
+        });
+        let expected = [(2, 0), (1, 7), (1, 2)];
+        let expected = expected.map(|(bin, right)| Feedback::Rate { bin, rate: Rate { right, scored: 8 } });
+        assert_eq!(*told.lock().unwrap(), expected);
+    }
+}
