@@ -86,7 +86,6 @@ fn look(window: usize, outcomes: &[(&Outcome, isize)], known: &mut Vec<(Known, i
 }
 
 /// The groups, and how each went. They pass without being copied.
-#[expect(clippy::type_complexity, reason = "two streams")]
 fn outcomes_of<'scope>(
     groups: StreamVec<'scope, Step, Estimated>,
 ) -> (StreamVec<'scope, Step, Estimated>, StreamVec<'scope, Step, (u64, Outcome)>) {
