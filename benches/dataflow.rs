@@ -200,6 +200,7 @@ fn plan(generators: Vec<usize>, learner: usize) -> Plan {
         slots: SLOTS,
         generators,
         learner,
+        window: 0,
     }
 }
 

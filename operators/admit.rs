@@ -8,6 +8,7 @@ use crate::fault::{Fault, Halt, guarded};
 use crate::lag::Admission;
 use crate::plan::Plan;
 use crate::record::{Group, Prompt, Step, Version, now_ns};
+use crate::success::Rate;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use timely::dataflow::StreamVec;
@@ -16,12 +17,21 @@ use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 
 /// Where prompts come from.
 pub trait Prompts {
-    /// The prompt of group `number`, or None when there are no more: the same whenever it is asked, so that a run that goes on
-    /// has the prompts that it would have had.
+    /// The prompt of group `number`, or None when there are no more: the same whenever it is asked (and the same is
+    /// [known](Prompts::learned)), so that a run that goes on has the prompts that it would have had.
     ///
     /// # Errors
     /// A prompt that cannot be read.
     fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault>;
+
+    /// From now on this is the success rate of a bin ([`Prompt::bin`]), and what `prompt` gives may depend on it. Told where the plan
+    /// has a [window](Plan::window).
+    ///
+    /// # Errors
+    /// Only what ends the run.
+    fn learned(&mut self, _bin: u64, _rate: Rate) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// What the operators after `admit` tell it.
@@ -31,6 +41,8 @@ pub enum Feedback {
     Finished { generator: usize, rollouts: usize },
     /// A group was discarded: its place in the budget is free.
     Returned,
+    /// The success rate of a bin of prompts is another now.
+    Rate { bin: u64, rate: Rate },
 }
 
 /// The end of admission.
@@ -83,7 +95,9 @@ pub fn admit<'scope, P: Prompts + 'static>(
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
             let state = &mut admit;
             versions.for_each(|_, data| data.drain(..).for_each(|version| see(state, version)));
-            feedback.for_each(|_, data| data.drain(..).for_each(|event| hear(state, event)));
+            feedback.for_each(|_, data| {
+                data.drain(..).for_each(|event| alarm.check(hear(state, event)).unwrap_or_default());
+            });
             let mut groups = groups_out.activate();
             for _ in 0..PROMPTS {
                 let Some(state) = admit.as_mut().filter(|_| !alarm.halted()) else { break };
@@ -128,15 +142,17 @@ fn see<P: Prompts>(state: &mut Option<Admit<P>>, version: Version) {
     }
 }
 
-fn hear<P: Prompts>(state: &mut Option<Admit<P>>, event: Feedback) {
+fn hear<P: Prompts>(state: &mut Option<Admit<P>>, event: Feedback) -> Result<(), Fault> {
     match (state, event) {
         (Some(state), Feedback::Returned) => state.admission.returned(),
         (Some(state), Feedback::Finished { generator, rollouts }) => {
             let entry = state.generating.iter_mut().find(|(worker, _)| *worker == generator);
             entry.into_iter().for_each(|(_, running)| *running = running.saturating_sub(rollouts));
         }
+        (Some(state), Feedback::Rate { bin, rate }) => return guarded("admit", || state.prompts.learned(bin, rate)),
         (None, _) => {}
     }
+    Ok(())
 }
 
 struct Admit<P> {

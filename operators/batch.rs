@@ -70,6 +70,10 @@ pub fn measure(metrics: &mut Metrics, batch: &[Rollout]) {
     metrics.reward = rewarded.iter().map(|(reward, _)| reward).sum::<f64>() / count;
     metrics.success = rewarded.iter().filter(|(reward, _)| *reward >= 1.0).count() as f64 / count;
     metrics.length = rewarded.iter().map(|(_, length)| *length as f64).sum::<f64>() / count;
+    let drawn =
+        batch.chunk_by(|a, b| a.group.number == b.group.number).filter_map(|rows| rows[0].group.prompt.drawn_success);
+    let drawn: Vec<f64> = drawn.map(f64::from).collect();
+    metrics.drawn_success = drawn.iter().sum::<f64>() / drawn.len() as f64;
     let trained = batch.iter().filter(|rollout| rollout.trainable());
     let tokens = trained.flat_map(|rollout| rollout.version.iter().zip(&rollout.mask)).filter(|(_, mask)| **mask);
     let (mut sum, mut tokens_with_lag) = (0, 0_u64);
@@ -84,7 +88,7 @@ pub fn measure(metrics: &mut Metrics, batch: &[Rollout]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Group;
+    use crate::record::{Group, Prompt};
     use std::sync::Arc;
 
     fn rollout(number: u64, sample: u32, version: Vec<u64>, reward: Option<f32>) -> Rollout {
@@ -128,10 +132,19 @@ mod tests {
             rollout(0, 2, vec![1; 9], None),
         ];
         batch[2].status = Status::Discarded(Reason::NoReward);
+        let drawn = |number, drawn_success| {
+            let prompt = Prompt { drawn_success, ..Prompt::default() };
+            Arc::new(Group { number, prompt, ..Group::default() })
+        };
+        for (rollout, group) in batch.iter_mut().zip([drawn(0, Some(0.75)), drawn(0, Some(0.75)), drawn(1, None)]) {
+            rollout.group = group;
+        }
+        batch.push(Rollout { group: drawn(2, Some(0.25)), ..batch[2].clone() });
         let mut metrics = Metrics { step: 6, ..Metrics::default() };
         measure(&mut metrics, &batch);
         assert_eq!((metrics.reward, metrics.success, metrics.length), (0.75, 0.5, 2.0));
         assert_eq!((metrics.lag_mean, metrics.lag_max), ((2 + 2 + 1) as f64 / 4.0, 2));
+        assert_eq!(metrics.drawn_success, 0.5, "a group counts once, one that knew nothing does not");
         let mut nothing = Metrics { step: 1, ..Metrics::default() };
         measure(&mut nothing, &[]);
         assert!(nothing.reward.is_nan() && nothing.lag_mean.is_nan());

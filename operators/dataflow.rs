@@ -2,6 +2,7 @@
 
 use crate::admit::{Feedback, Prompts, admit};
 use crate::census::{Census, census};
+use crate::curriculum::curriculum;
 use crate::estimate::{Estimator, estimate};
 use crate::fault::{Fault, Halt};
 use crate::generate::{Generator, generate};
@@ -118,6 +119,7 @@ pub struct Probes {
 ///     slots: 4,
 ///     generators: vec![0],
 ///     learner: 0,
+///     window: 0,
 /// };
 /// let log = Arc::new(Mutex::new(Vec::new()));
 /// let steps = Arc::clone(&log);
@@ -166,7 +168,14 @@ where
     let mode = Mode::Run { bound: plan.schedule.bound() };
     let returned = waiting(scope, plan, ports.waiting, halt);
     let under_way = admitted.groups.concat(returned.groups.clone().map(|estimated| estimated.group));
-    let arriving = estimated.groups.concat(returned.groups);
+    let (groups, rates) = match plan.window {
+        0 => (estimated.groups, None),
+        _ => {
+            let kept = curriculum(estimated.groups, plan);
+            (kept.groups, Some(kept.rates))
+        }
+    };
+    let arriving = groups.concat(returned.groups);
     let trained = train(arriving, admitted.end, durable, plan, mode, ports.learner, halt);
     let sealed = seal(trained.steps, ports.log, halt);
     sealed.steps.clone().connect_loop(sealed_loop);
@@ -174,7 +183,8 @@ where
 
     let (weights_probe, weights) = trained.weights.probe();
     deliver(weights, &plan.generators).connect_loop(weights_loop);
-    scope.concatenate([generated.feedback, trained.feedback]).connect_loop(feedback_loop);
+    let told = [generated.feedback, trained.feedback].into_iter().chain(rates);
+    scope.concatenate(told).connect_loop(feedback_loop);
 
     let faults =
         [admitted.faults, generated.faults, scored.faults, estimated.faults, trained.faults, sealed.faults, miscounts];

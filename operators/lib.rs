@@ -8,8 +8,8 @@
 //!              +---------------- feedback ---------------+   version frontier = steps done
 //! ```
 //!
-//! Floor 0 ([`record`], [`fault`], [`plan`], [`schedule`], [`lag`], [`select`], [`start`], [`batch`]) knows nothing of timely; the
-//! operators know nothing of each other beyond the records they pass on; [`dataflow`](dataflow::dataflow) wires them.
+//! Floor 0 ([`record`], [`fault`], [`plan`], [`schedule`], [`lag`], [`select`], [`start`], [`batch`], [`success`]) knows nothing of timely;
+//! the operators know nothing of each other beyond the records they pass on; [`dataflow`](dataflow::dataflow) wires them.
 
 pub mod batch;
 pub mod fault;
@@ -19,12 +19,14 @@ pub mod record;
 pub mod schedule;
 pub mod select;
 pub mod start;
+pub mod success;
 
 mod alarm;
 pub mod waker;
 
 pub mod admit;
 pub mod census;
+pub mod curriculum;
 pub mod estimate;
 pub mod generate;
 pub mod recorded;

@@ -51,6 +51,8 @@ pub struct Plan {
     pub generators: Vec<usize>,
     /// The timely worker that trains and seals.
     pub learner: usize,
+    /// How many groups of a bin count for its success rate, the last ones; 0: no rates are kept.
+    pub window: usize,
 }
 
 /// A plan that cannot be run: the field, its value and what would be right.
@@ -137,6 +139,7 @@ mod tests {
             slots: 8,
             generators: vec![0],
             learner: 1,
+            window: 0,
         }
     }
 

@@ -35,6 +35,13 @@ pub struct Prompt {
     pub max_tokens: Option<u32>,
     /// Why it cannot be answered, where whoever read it has found that already: generators refuse it with these words.
     pub refused: Option<String>,
+    /// Size of a generated task: its digits, or operations; 0 for a row of a data set.
+    pub size: u32,
+    /// What its success counts for: prompts of one bin are about as hard as each other. A row of a data set is a bin of its own, a
+    /// generated task has one for each size. Not in the log, where `id`, or `task` and `size`, say it.
+    pub bin: u64,
+    /// The success rate of its bin that was known when it was drawn, in 0..=1; None where none was, or none is kept.
+    pub drawn_success: Option<f32>,
 }
 
 /// One admitted prompt: the header that its rollouts share.
@@ -264,6 +271,8 @@ pub struct Metrics {
     pub success: f64,
     /// Mean completion length over rollouts, tokens.
     pub length: f64,
+    /// Mean over groups of [`Prompt::drawn_success`], of those that have one (0 in logs that do not say).
+    pub drawn_success: f64,
     /// Of trained tokens, in steps.
     pub lag_mean: f64,
     pub lag_max: u64,

@@ -7,7 +7,9 @@
 
 use crate::record::{Step, Version};
 use crate::schedule::Schedule;
+use crate::success::Outcome;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Where a run starts. The default is the beginning of everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,8 @@ pub struct Start {
     pub next: u64,
     /// When the last step ended, nanoseconds since the Unix epoch: later steps end later, whatever the clock says.
     pub finished_ns: i64,
+    /// How groups went that are done or wait, by bin, where success rates are kept: of each bin those that still count.
+    pub outcomes: Arc<Vec<(u64, Outcome)>>,
 }
 
 impl Start {

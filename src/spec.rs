@@ -2,6 +2,7 @@
 
 mod check;
 mod critic;
+mod curriculum;
 mod evaluation;
 mod explain;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use crate::engine::critic::CriticModel;
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::Result;
 use crate::kernel::advantage::Advantage;
+use crate::kernel::curriculum::Curriculum;
 use crate::kernel::shaping::{Overlong, Shaping};
 use crate::tasks::spec::{DataSpec, RewardSpec, TaskSpec};
 use serde::{Deserialize, Serialize};
@@ -45,6 +47,7 @@ pub struct Spec {
     pub data: Option<DataSpec>,
     /// Generated tasks, drawn by weight.
     pub task: Vec<TaskSpec>,
+    pub curriculum: Curriculum,
     pub reward: RewardSpec,
     pub batch: BatchSpec,
     pub schedule: ScheduleSpec,
@@ -65,6 +68,7 @@ impl Default for Spec {
             model: ModelSpec::default(),
             data: None,
             task: Vec::new(),
+            curriculum: Curriculum::default(),
             reward: RewardSpec::default(),
             batch: BatchSpec::default(),
             schedule: ScheduleSpec::default(),
@@ -427,6 +431,7 @@ impl Spec {
             slots: self.generate.slots,
             generators: self.workers.generators.clone(),
             learner: self.learner(),
+            window: self.curriculum.kept(),
         }
     }
 }

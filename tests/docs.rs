@@ -14,6 +14,7 @@ use tidegate::engine::spec::{KvAfterUpdate, Learning, LrSchedule};
 use tidegate::jobs::sft::{SftSpec, StartModel};
 use tidegate::kernel::advantage::Advantage;
 use tidegate::kernel::aggregation::Aggregation;
+use tidegate::kernel::curriculum::Draws;
 use tidegate::kernel::gae::Gae;
 use tidegate::kernel::loss::Loss;
 use tidegate::kernel::reference::{KlEstimator, KlIn};
@@ -83,10 +84,11 @@ fn without(mut keys: Table, sections: &[&str]) -> Table {
     keys
 }
 
-const SECTIONS: [&str; 12] = [
+const SECTIONS: [&str; 13] = [
     "model",
     "data",
     "task",
+    "curriculum",
     "reward",
     "batch",
     "schedule",
@@ -178,6 +180,7 @@ fn every_allowed_value_is_named() {
         ("## `[data]`", "order", expected::<FileOrder>("?")),
         ("## `[data]`", "too_long", expected::<TooLong>("?")),
         ("## `[[task]]`", "kind", expected::<Kind>("?")),
+        ("## `[curriculum]`", "kind", expected::<Draws>("?")),
         ("## `[reward]`", "kind", reward_kinds),
         ("## `[schedule]`", "kind", expected::<ScheduleKind>("?")),
         ("## `[schedule]`", "order", expected::<Order>("?")),

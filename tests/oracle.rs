@@ -196,6 +196,7 @@ fn plan(max_lag: u64, generators: &[usize], learner: usize) -> Plan {
         slots: 8,
         generators: generators.to_vec(),
         learner,
+        window: 0,
     }
 }
 

@@ -47,7 +47,7 @@ fn whole(plan: &Plan, outcome: &Outcome) {
 
 fn operator(call: Call) -> &'static str {
     match call {
-        Call::Prompts => "admit",
+        Call::Prompts | Call::Learned => "admit",
         Call::Load | Call::Start | Call::Decode => "generate",
         Call::Score => "score",
         Call::Estimate => "estimate",
@@ -58,13 +58,14 @@ fn operator(call: Call) -> &'static str {
 
 fn every_call(trouble: Trouble) {
     quiet();
-    let calls = [Call::Prompts, Call::Load, Call::Start, Call::Decode, Call::Score];
+    let calls = [Call::Prompts, Call::Learned, Call::Load, Call::Start, Call::Decode, Call::Score];
     let calls = calls.into_iter().chain([Call::Estimate, Call::Begin, Call::Work, Call::Weights, Call::Seal]);
     for (call, workers) in calls.flat_map(|call| [(call, 1), (call, 2), (call, 3)]) {
         for turn in [0, 5] {
             let mut plan = plan(40, 2, 2, 2);
             plan.learner = workers - 1;
             plan.generators = (0..workers.max(2) - 1).collect();
+            plan.window = usize::from(call == Call::Learned);
             let world = World { trouble: Some((call, turn, trouble)), unscored: 20, ..World::default() };
             let halt = Halt::default();
             let outcome = run(&plan, &world, workers, &halt, |_, _| {});

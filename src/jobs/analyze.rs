@@ -8,6 +8,7 @@ mod collect;
 mod kept;
 mod lag;
 mod report;
+mod sizes;
 mod sums;
 mod text;
 mod values;

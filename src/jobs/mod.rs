@@ -3,7 +3,7 @@
 //! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`], [`eval`](eval::job), [`experiment`] many runs, [`plan`] before any;
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
-//! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
+//! * shared: [`preflight`] room on the disk, [`data`] prompts, which of them comes next ([`curriculum`]), [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
 //!   by group ([`estimator`]) and by batch ([`whitening`]), a [`critic`] with a model of its own, the [`reference`] policy, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`], [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
 //!   end, [`signals`];
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
@@ -13,6 +13,7 @@ pub mod best;
 pub mod checkpoints;
 pub mod course;
 pub mod critic;
+pub mod curriculum;
 pub mod data;
 pub mod divergence;
 pub mod encode;

@@ -6,7 +6,7 @@ use crate::jobs::course::Course;
 use crate::jobs::recovery::{Bits, recover};
 use crate::jobs::reference;
 use crate::jobs::run::{plan, torch, toy};
-use crate::jobs::{Output, say, signals, told};
+use crate::jobs::{Output, curriculum, say, signals, told};
 use crate::spec::{EngineKind, Spec};
 use crate::store::ledger::State;
 use crate::store::{LogReader, RunFolder, read_json_rows};
@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What to go on with.
 #[derive(Clone, Debug)]
@@ -72,6 +73,8 @@ where
     E::relearn(&mut origin.learner, &spec.learn, spec.steps);
     let mut course = Course::new(spec, &engine)?;
     same_prompts(folder, &mut course)?;
+    let outcomes = curriculum::outcomes(&course.spec, &LogReader::open(folder)?, &origin.start, course.prompts.source())?;
+    origin.start.outcomes = Arc::new(outcomes);
     folder.write_spec(&course.spec.to_text())?;
     say(plan(&course.spec, &engine));
     reference::described(&course.spec).into_iter().for_each(say);
@@ -93,7 +96,7 @@ fn same_prompts(folder: &RunFolder, course: &mut Course) -> Result<()> {
     let ends: Vec<_> = steps.first().into_iter().chain(steps.last()).copied().collect();
     for step in ends {
         for group in log.step(step)?.rollouts.iter().filter(|row| row.sample == 0).map(|row| &row.group) {
-            let now = course.prompts.at(group.number)?;
+            let now = curriculum::again(&course.spec, group.number, &group.prompt, &mut course.prompts)?;
             let then = &group.prompt;
             let same = |(epoch, item): &(u32, Item)| {
                 item.refused.is_some() || (*epoch, item.id, &item.text) == (then.epoch, then.id, &then.text)
@@ -125,8 +128,9 @@ pub fn changeable() -> String {
 }
 
 /// Without a critic there are no values, with one there must be; what is trained again is computed in one type throughout; and a
-/// checkpoint has the reference that its step had.
-const FIXED: [&str; 7] = [
+/// checkpoint has the reference that its step had; and a prompt is the source's next one or one that was drawn.
+const FIXED: [&str; 8] = [
+    "curriculum.kind",
     "learn.value_coef",
     "learn.critic.model",
     "learn.critic.path",
@@ -138,9 +142,10 @@ const FIXED: [&str; 7] = [
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
-const HARMLESS: [&str; 21] = [
+const HARMLESS: [&str; 22] = [
     "steps",
     "checkpoint.",
+    "curriculum.",
     "eval.",
     "estimate.discard_limit",
     "estimate.refill_limit",

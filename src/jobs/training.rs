@@ -5,6 +5,7 @@ use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::checkpoints::{Checkpoints, Making};
+use crate::jobs::curriculum::Drawing;
 use crate::jobs::divergence::Stopping;
 use crate::jobs::encode::Encoder;
 use crate::jobs::estimator::{Discards, GroupEstimator};
@@ -93,7 +94,8 @@ where
     let learner = Referring::new(spec, referee, Whitening::new(spec, learner));
     let learner = Stopping::new(spec.learn.safeguard, &before, learner);
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
-    let mut prompts = Some(TokenizedPrompts { prompts, encoder });
+    let drawing = Drawing::new(spec, &plan.start, prompts.source());
+    let mut prompts = Some(TokenizedPrompts { prompts, encoder, drawing });
     let discards = Discards::default();
     let mut ports = Vec::with_capacity(spec.worker_count());
     for worker in 0..spec.worker_count() {

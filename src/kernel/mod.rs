@@ -24,6 +24,7 @@
 //! | [`pass_at_k`] | the chance that one of k rollouts solves a prompt, without bias |
 //! | [`safeguard`] | which tokens are left out, how far a step goes, which step is not taken |
 //! | [`norms`] | norms of the last gradients, and their median |
+//! | [`curriculum`] | which prompt comes next, by success rates |
 //! | [`divergence`] | what the last steps showed when a policy is being lost |
 //! | [`lengths`] | a distribution of response lengths |
 //! | [`capacity`] | how fast a layout of accelerators is, and at what lag |
@@ -32,6 +33,7 @@ pub mod advantage;
 pub mod aggregation;
 pub mod capacity;
 pub mod critic;
+pub mod curriculum;
 pub mod divergence;
 pub mod ess;
 pub mod gae;

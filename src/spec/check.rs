@@ -1,6 +1,8 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, ZeroVariance, critic, reference, safeguard};
+use super::{
+    BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, ZeroVariance, critic, curriculum, reference, safeguard,
+};
 use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
@@ -52,6 +54,7 @@ impl Spec {
         }
         self.validate_critic()?;
         self.validate_estimate()?;
+        curriculum::check(&self.curriculum)?;
         self.validate_data()
     }
 

@@ -136,6 +136,10 @@ impl<'a> Columns<'a> {
                 // Said by the tokens and by the status.
                 max_tokens: None,
                 refused: None,
+                size: self.int(const { place("size") }, row)?,
+                // Said by task and size, or by the id.
+                bin: 0,
+                drawn_success: self.float(const { place("drawn_success") }, row),
             },
             admitted_ns: self.int(const { place("admitted_ns") }, row)?,
         })
@@ -153,6 +157,8 @@ impl<'a> Columns<'a> {
             && self.int::<usize>(const { place("generator") }, row)? == group.generator
             && self.int::<u64>(const { place("prompt_id") }, row)? == prompt.id
             && self.int::<u32>(const { place("epoch") }, row)? == prompt.epoch
+            && self.int::<u32>(const { place("size") }, row)? == prompt.size
+            && self.float(const { place("drawn_success") }, row) == prompt.drawn_success
             && self.int::<i64>(const { place("admitted_ns") }, row)? == group.admitted_ns
             && text(const { place("task") }, &prompt.task)
             && text(const { place("prompt_text") }, &prompt.text)

@@ -33,6 +33,8 @@ pub(super) fn encode(rollouts: &[Rollout]) -> Result<RecordBatch, EncodeError> {
         rows.ints("prompt_id", |r| r.group.prompt.id)?,
         rows.ints("epoch", |r| r.group.prompt.epoch.into())?,
         rows.texts(|r| &r.group.prompt.task),
+        rows.ints("size", |r| r.group.prompt.size.into())?,
+        Arc::new(rollouts.iter().map(|r| r.group.prompt.drawn_success).collect::<Float32Array>()),
         rows.ints("due", |r| r.group.due)?,
         rows.ints("oldest", |r| r.group.oldest)?,
         rows.ints("earlier", |r| r.group.earlier)?,

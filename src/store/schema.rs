@@ -94,7 +94,7 @@ const fn required(name: &'static str, kind: Kind) -> Column {
 }
 
 /// All columns, in the order of the file.
-pub(super) const COLUMNS: [Column; 36] = [
+pub(super) const COLUMNS: [Column; 38] = [
     column("step", Kind::Int),
     column("order", Kind::Int),
     required("status", Kind::Text),
@@ -103,6 +103,8 @@ pub(super) const COLUMNS: [Column; 36] = [
     column("prompt_id", Kind::Int),
     column("epoch", Kind::Int),
     column("task", Kind::Text),
+    column("size", Kind::Int),
+    column("drawn_success", Kind::Float),
     column("due", Kind::Int),
     column("oldest", Kind::Int),
     column("earlier", Kind::Int),

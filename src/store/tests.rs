@@ -47,6 +47,9 @@ fn small_step(step: u64) -> SealedStep {
             meta: r#"{"level":1}"#.to_owned(),
             max_tokens: None,
             refused: None,
+            size: 3,
+            bin: 0,
+            drawn_success: Some(0.25),
         };
         let base = Group { number, due: step + 2, earlier: 4, oldest: 0, size: 2, generator: 1, prompt, admitted_ns: 1_000 };
         Arc::new(base)
@@ -139,7 +142,8 @@ fn viewed(log: &LogReader) -> Result<Vec<Rollout>> {
 }
 
 fn shown(row: &Row<'_>) -> Rollout {
-    let prompt = Prompt { id: row.prompt_id, task: row.task.into(), text: row.prompt.into(), ..Prompt::default() };
+    let (task, text) = (row.task.into(), row.prompt.into());
+    let prompt = Prompt { id: row.prompt_id, task, size: row.size, text, ..Prompt::default() };
     let length = row.version.len();
     let versions = row.version.runs(0..length).flat_map(|(range, version)| range.map(move |_| version));
     let mut mask = vec![false; length];
@@ -168,7 +172,7 @@ fn shown(row: &Row<'_>) -> Rollout {
 /// What of a rollout is seen by its columns.
 fn seen(rollout: &Rollout) -> Rollout {
     let Group { number, prompt, admitted_ns, .. } = (*rollout.group).clone();
-    let prompt = Prompt { id: prompt.id, task: prompt.task, text: prompt.text, ..Prompt::default() };
+    let prompt = Prompt { id: prompt.id, task: prompt.task, size: prompt.size, text: prompt.text, ..Prompt::default() };
     let trained = |i: usize| rollout.mask.is_empty() || rollout.mask.get(i) == Some(&true);
     Rollout {
         group: Arc::new(Group { number, prompt, admitted_ns, ..Group::default() }),

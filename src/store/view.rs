@@ -16,13 +16,14 @@ use std::sync::Arc;
 use tidegate_operators::record::{Status, Step, Stop, Version};
 
 /// The columns that a [`Row`] is made of.
-pub(super) const VIEWED: [&str; 22] = [
+pub(super) const VIEWED: [&str; 23] = [
     "step",
     "status",
     "group",
     "sample",
     "prompt_id",
     "task",
+    "size",
     "prompt_text",
     "tokens",
     "mask",
@@ -50,6 +51,7 @@ pub struct Row<'a> {
     pub sample: u32,
     pub prompt_id: u64,
     pub task: &'a str,
+    pub size: u32,
     pub prompt: &'a str,
     /// How many completion tokens it has.
     pub tokens: usize,
@@ -146,6 +148,7 @@ pub(super) struct View {
     group: Ints,
     sample: Ints,
     prompt_id: Ints,
+    size: Ints,
     statuses: Vec<Status>,
     /// Of each row, its place in `statuses`.
     status: Vec<usize>,
@@ -195,6 +198,7 @@ impl View {
             group: from.ints("group", 0..=i64::MAX)?,
             sample: from.ints("sample", 0..=u32::MAX.into())?,
             prompt_id: from.ints("prompt_id", 0..=i64::MAX)?,
+            size: from.ints("size", 0..=u32::MAX.into())?,
             statuses,
             status,
             stop: from.stops()?,
@@ -237,6 +241,7 @@ impl View {
             sample: self.sample.at(row) as u32,
             prompt_id: self.prompt_id.at(row) as u64,
             task: text(self.task.as_ref(), row),
+            size: self.size.at(row) as u32,
             prompt: text(self.prompt.as_ref(), row),
             tokens: self.tokens.as_ref().map_or(0, |list| range(list, row).len()),
             mask: self.mask_of(row),

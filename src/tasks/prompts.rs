@@ -129,7 +129,7 @@ impl Reader<'_> {
         let completion = self.completion(&mut fields)?;
         let max_tokens = max_tokens(&mut fields)?;
         let meta = if fields.is_empty() { String::new() } else { Value::Object(fields).to_string() };
-        Ok(Item { id, task, text, answer, completion, max_tokens, meta, refused: None })
+        Ok(Item { id, task, text, answer, completion, max_tokens, meta, refused: None, size: 0, bin: id })
     }
 
     fn prompt(&self, fields: &mut Map<String, Value>) -> Result<String, Refused> {
@@ -332,6 +332,8 @@ mod tests {
             max_tokens: Some(5),
             meta: r#"{"level":3}"#.into(),
             refused: None,
+            size: 0,
+            bin: 0,
         };
         assert_eq!(found, expected);
         let bare = item(&spec(), json!({"prompt": "1+1="}));

@@ -16,6 +16,23 @@ pub enum Source {
     Rows { items: Box<Items>, seed: u64 },
 }
 
+/// What the bin of a logged prompt is.
+#[derive(Clone, Debug)]
+pub enum Bins {
+    Generated(Mix),
+    Rows,
+}
+
+impl Bins {
+    /// By the prompt's task, size and id; None where the source has no such bin.
+    pub fn of(&self, task: &str, size: u32, id: u64) -> Option<u64> {
+        match self {
+            Bins::Generated(mix) => mix.bin(task, size),
+            Bins::Rows => Some(id),
+        }
+    }
+}
+
 /// The prompts of a source from a place on. Each comes with its epoch.
 pub struct Prompts {
     source: Source,
@@ -44,18 +61,51 @@ impl Source {
             Source::Generated { mix, seed } => return Ok(Some((0, mix.training(*seed, number)))),
             Source::Rows { items, seed } => (items, *seed),
         };
-        let (rows, spec) = (items.rows(), items.spec());
-        let epoch = number.checked_div(rows).and_then(|epoch| u32::try_from(epoch).ok());
-        let Some(epoch) = epoch.filter(|epoch| spec.epochs == 0 || *epoch < spec.epochs) else { return Ok(None) };
-        let place = number % rows;
-        let id = match spec.order {
-            Order::File => place,
-            Order::Shuffled => shuffled(rows, items.spread(), seed, epoch, place),
+        match place(items, seed, number) {
+            Some((epoch, row)) => read(items, row).map(|item| Some((epoch, item))),
+            None => Ok(None),
+        }
+    }
+
+    /// The bin of the prompt `number`, without reading it; None where the last epoch has ended.
+    pub fn bin(&self, number: u64) -> Option<u64> {
+        match self {
+            Source::Generated { mix, seed } => Some(mix.training(*seed, number).bin),
+            Source::Rows { items, seed } => place(items, *seed, number).map(|(_, row)| row),
+        }
+    }
+
+    /// A prompt of a bin for group `number`: the row, or one of the task and size, that of [`at`](Source::at) where it is of the bin.
+    /// None where the last epoch has ended, or where there is no such bin.
+    ///
+    /// # Errors
+    /// A file that cannot be read any more.
+    pub fn of_bin(&mut self, number: u64, bin: u64) -> Result<Option<(u32, Item)>> {
+        let (items, seed) = match self {
+            Source::Generated { mix, seed } => return Ok(mix.training_of(*seed, number, bin).map(|item| (0, item))),
+            Source::Rows { items, seed } => (items, *seed),
         };
-        match items.item(id) {
-            Ok(item) => Ok(Some((epoch, item))),
-            Err(Unread::Row(why)) => Ok(Some((epoch, Item { id, refused: Some(why.to_string()), ..Item::default() }))),
-            Err(Unread::File(error)) => Err(error),
+        match place(items, seed, number).filter(|_| bin < items.rows()) {
+            Some((epoch, _)) => read(items, bin).map(|item| Some((epoch, item))),
+            None => Ok(None),
+        }
+    }
+
+    /// How its bins are told from a log.
+    pub fn bins(&self) -> Bins {
+        match self {
+            Source::Generated { mix, .. } => Bins::Generated(mix.clone()),
+            Source::Rows { .. } => Bins::Rows,
+        }
+    }
+
+    /// The share of a bin's prompts among all, in units of the source's own.
+    pub fn share(&self, bin: u64) -> f64 {
+        match self {
+            Source::Generated { mix, .. } => {
+                usize::try_from(bin).ok().and_then(|bin| mix.bins().get(bin)).map_or(0.0, |bin| bin.share)
+            }
+            Source::Rows { .. } => 1.0,
         }
     }
 
@@ -65,7 +115,40 @@ impl Source {
     }
 }
 
+/// Epoch and row of the prompt `number`; None where the last epoch has ended.
+fn place(items: &Items, seed: u64, number: u64) -> Option<(u32, u64)> {
+    let (rows, spec) = (items.rows(), items.spec());
+    let epoch = number.checked_div(rows).and_then(|epoch| u32::try_from(epoch).ok());
+    let epoch = epoch.filter(|epoch| spec.epochs == 0 || *epoch < spec.epochs)?;
+    let place = number % rows;
+    let row = match spec.order {
+        Order::File => place,
+        Order::Shuffled => shuffled(rows, items.spread(), seed, epoch, place),
+    };
+    Some((epoch, row))
+}
+
+fn read(items: &mut Items, id: u64) -> Result<Item> {
+    match items.item(id) {
+        Ok(item) => Ok(item),
+        Err(Unread::Row(why)) => Ok(Item { id, bin: id, refused: Some(why.to_string()), ..Item::default() }),
+        Err(Unread::File(error)) => Err(error),
+    }
+}
+
 impl Prompts {
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// As [`Source::of_bin`].
+    ///
+    /// # Errors
+    /// As [`Source::of_bin`].
+    pub fn of_bin(&mut self, number: u64, bin: u64) -> Result<Option<(u32, Item)>> {
+        self.source.of_bin(number, bin)
+    }
+
     /// As [`Source::at`]; where the iterator stands does not matter to it, nor changes.
     ///
     /// # Errors
@@ -177,6 +260,28 @@ mod tests {
         assert_eq!(ids(source, 0).len(), 8);
         let gone = rows(1001, Order::File, 1).at(1000).unwrap_err().to_string();
         assert_eq!(gone, "a.jsonl: the disk is gone");
+    }
+
+    /// Catches a row that is drawn in another's place and has the wrong epoch, text or number; one beyond the file or its epochs; and a
+    /// bin that is not the prompt's own.
+    #[test]
+    fn rows_are_bins() {
+        let mut source = rows(8, Order::Shuffled, 2);
+        for number in 0..16 {
+            let (epoch, item) = source.at(number).unwrap().unwrap();
+            assert_eq!((source.bin(number), item.bin), (Some(item.id), item.id));
+            let (other, row) = source.of_bin(number, 3).unwrap().unwrap();
+            assert_eq!((other, row.id, row.bin, row.size), (epoch, 3, 3, 0));
+        }
+        assert_eq!((source.bin(16), source.of_bin(16, 3).unwrap()), (None, None));
+        assert_eq!(source.of_bin(0, 8).unwrap(), None);
+        assert!(source.of_bin(0, 5).unwrap().unwrap().1.refused.is_some());
+        assert_eq!((source.share(5), source.bins().of("data", 0, 5)), (1.0, Some(5)));
+        let mix = Mix::new(&[TaskSpec::new(Kind::Sorting)]).unwrap();
+        let mut source = Source::Generated { mix, seed: 4 };
+        let (epoch, item) = source.of_bin(7, 2).unwrap().unwrap();
+        assert_eq!((epoch, item.id, item.size, source.bins().of(&item.task, item.size, 7)), (0, 7, 6, Some(2)));
+        assert_eq!((source.share(2), source.share(5), source.of_bin(7, 5).unwrap()), (0.2, 0.0, None));
     }
 
     #[test]

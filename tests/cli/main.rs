@@ -8,6 +8,7 @@ mod analyze;
 mod beginning;
 mod compaction;
 mod critic;
+mod curriculum;
 mod disk;
 mod ending;
 mod estimators;

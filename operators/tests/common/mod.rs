@@ -3,6 +3,7 @@
 
 pub mod streams;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -18,12 +19,14 @@ use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::score::Scorer;
 use tidegate_operators::seal::{AHEAD, Log};
 use tidegate_operators::start::Start;
+use tidegate_operators::success::Rate;
 use tidegate_operators::train::{Learner, Trained};
 
 /// A port call that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Prompts,
+    Learned,
     Load,
     Start,
     Decode,
@@ -66,6 +69,9 @@ pub struct World {
     pub done: Arc<AtomicU64>,
     pub ahead: Arc<AtomicU64>,
     pub census: Census,
+    /// Bins that prompts are of, by their numbers, and what their port was told of them.
+    pub bins: u64,
+    pub known: Arc<Mutex<BTreeMap<u64, Rate>>>,
 }
 
 impl Default for World {
@@ -85,6 +91,8 @@ impl Default for World {
             done: Arc::default(),
             ahead: Arc::default(),
             census: Census::new(),
+            bins: 1,
+            known: Arc::default(),
         }
     }
 }
@@ -103,6 +111,7 @@ pub fn plan(steps: Step, batch_groups: u64, group_size: u32, max_lag: u64) -> Pl
         slots: 2 * group_size as usize,
         generators: vec![0],
         learner: 0,
+        window: 0,
     }
 }
 
@@ -165,7 +174,15 @@ pub struct FakePrompts {
 impl Prompts for FakePrompts {
     fn prompt(&mut self, number: u64) -> Result<Option<Prompt>, Fault> {
         self.world.call(Call::Prompts)?;
-        Ok((number < self.world.prompts).then(|| Prompt { id: number, ..Prompt::default() }))
+        let bin = number % self.world.bins;
+        let drawn_success = self.world.known.lock().unwrap().get(&bin).map(|rate| rate.share() as f32);
+        Ok((number < self.world.prompts).then(|| Prompt { id: number, bin, drawn_success, ..Prompt::default() }))
+    }
+
+    fn learned(&mut self, bin: u64, rate: Rate) -> Result<(), Fault> {
+        self.world.call(Call::Learned)?;
+        self.world.known.lock().unwrap().insert(bin, rate);
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::jobs::analyze::kept::{Bar, PromptCounts, Top, logp_mean};
 use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
+use crate::jobs::analyze::sizes::Sizes;
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::jobs::analyze::values::ValueSums;
 use crate::kernel::mean::Mean;
@@ -57,6 +58,7 @@ struct Sums {
     time: TimeSums,
     mixed: Mean,
     tasks: Tasks,
+    sizes: Sizes,
     prompts: PromptCounts,
     longest: Top,
     surprising: Top,
@@ -77,6 +79,7 @@ struct IntervalSums {
     lags: Lags,
     distance: Distance,
     reference: Distance,
+    sizes: Sizes,
 }
 
 #[derive(Debug, Default)]
@@ -149,6 +152,8 @@ impl Sums {
             self.reward_sampled.add(reward.into());
             self.success_sampled.add(solved as f64);
             self.prompts.add(row, solved);
+            self.sizes.add(row, solved);
+            interval.sizes.add(row, solved);
         }
         if row.tokens > 0 {
             self.with_tokens(place, row, solved);
@@ -205,6 +210,7 @@ impl Sums {
         self.time.merge(other.time);
         self.mixed.merge(other.mixed);
         self.tasks.merge(other.tasks);
+        self.sizes.merge(other.sizes);
         self.prompts.merge(other.prompts);
         self.longest.merge(other.longest);
         self.surprising.merge(other.surprising);
@@ -311,6 +317,7 @@ impl Collector {
             value: self.sums.value.finish(),
             time: self.sums.time.finish(),
             versions: Versions { mixed: self.sums.mixed.value(), longest_task, tasks },
+            sizes: self.sums.sizes.finish(),
             prompts: self.sums.prompts.finish(),
             longest: self.sums.longest.finish(),
             most_surprising: self.sums.surprising.finish(),
@@ -334,6 +341,7 @@ impl IntervalSums {
         self.lags.merge(other.lags);
         self.distance.merge(other.distance);
         self.reference.merge(other.reference);
+        self.sizes.merge(other.sizes);
     }
 
     fn finish(self) -> Option<Interval> {
@@ -351,6 +359,7 @@ impl IntervalSums {
             lag_max: self.lags.max,
             ess: self.distance.ess(),
             reference_k3: self.reference.k3(),
+            sizes: self.sizes.finish(),
         })
     }
 }

@@ -244,6 +244,7 @@ mod tests {
             sample: 0,
             prompt_id: 0,
             task: "",
+            size: 0,
             prompt: "",
             tokens: 0,
             mask: Mask::None,

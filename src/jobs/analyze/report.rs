@@ -33,6 +33,8 @@ pub struct RunReport {
     pub value: Option<Values>,
     pub time: Times,
     pub versions: Versions,
+    /// Of generated tasks, by task and size.
+    pub sizes: Vec<Size>,
     pub prompts: Prompts,
     /// Of all rollouts: the most tokens first.
     pub longest: Vec<Sample>,
@@ -79,6 +81,8 @@ pub struct Interval {
     pub ess: Option<f64>,
     /// As [`OffPolicy::reference_k3`].
     pub reference_k3: Option<f64>,
+    /// As those of the whole run.
+    pub sizes: Vec<Size>,
 }
 
 /// Lag of trained tokens, steps.
@@ -203,6 +207,15 @@ pub struct Task {
     pub length: Option<f64>,
     pub success: Option<f64>,
     pub mixed: Option<f64>,
+}
+
+/// Of one task and size: all its rollouts that have a reward, discarded and waiting ones too.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Size {
+    pub task: String,
+    pub size: u32,
+    pub groups: u64,
+    pub success: Option<f64>,
 }
 
 /// How often prompts were solved (reward at least 1), over all rollouts that have a reward.

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::jobs::Output;
-use crate::jobs::analyze::report::Files;
+use crate::jobs::analyze::report::{Files, Size};
 use crate::jobs::analyze::{Options, RunReport, SkipBad, analyze, report, report_run};
 use crate::store::layout::LogFile;
 use crate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
@@ -110,6 +110,42 @@ fn rewards_and_steps() {
     assert_eq!((second.reward, second.success, second.length), (Some(0.5), Some(0.0), Some(4.0)));
     assert_eq!(second.stops, BTreeMap::from([("length", 1.0)]));
     close(second.lag_mean, 2.0 / 3.0);
+}
+
+/// Catches a size that is counted with another's, a group that counts once a rollout, rows of files among them, and what was discarded
+/// or waits left out.
+#[test]
+fn sizes_of_generated_tasks() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = RunFolder::create(dir.path().join("run")).unwrap();
+    let mut log = ParquetLog::new(folder.clone(), FooterInfo::default());
+    let row = |step, number, sample, task: &str, size, reward| {
+        let mut row = trained(rollout(step, (number, sample), (0, task), &[0]), reward, &[0.5]);
+        let mut group = (*row.group).clone();
+        group.prompt.size = size;
+        row.group = Arc::new(group);
+        row
+    };
+    let mut first = vec![row(1, 0, 0, "a", 3, 1.0), row(1, 0, 1, "a", 3, 0.0), row(1, 1, 0, "b", 3, 0.0)];
+    first.push(Rollout { status: Status::Discarded(Reason::ZeroVariance), ..row(1, 2, 0, "a", 4, 1.0) });
+    first.push(row(1, 3, 0, "a", 0, 1.0));
+    log.seal(SealedStep { step: 1, rollouts: first, metrics: metrics(1) }).unwrap();
+    log.seal(SealedStep { step: 2, rollouts: vec![row(2, 4, 0, "a", 3, 1.0)], metrics: metrics(2) }).unwrap();
+    let r = report_of(&folder, SkipBad::No);
+    let found = |sizes: &[Size]| -> Vec<(String, u32, u64, f64)> {
+        let of = |s: &Size| (s.task.clone(), s.size, s.groups, (100.0 * s.success.unwrap()).round());
+        sizes.iter().map(of).collect()
+    };
+    let [a3, a4, b3] = ["a", "a", "b"].map(str::to_owned);
+    assert_eq!(found(&r.sizes), [(a3.clone(), 3, 2, 67.0), (a4, 4, 1, 100.0), (b3, 3, 1, 0.0)]);
+    assert_eq!(found(&r.over_steps[1].sizes), [(a3, 3, 1, 100.0)]);
+    let mut text = Vec::new();
+    let options = Options { runs: vec![folder.path().to_owned()], skip_bad: SkipBad::No, output: Output::Text };
+    analyze(&options, &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines.contains(&vec!["a", "3", "2", "50.0%", "66.7%", "50", "100"]), "{text}");
+    assert!(lines.contains(&vec!["a", "4", "1", "25.0%", "100.0%", "100", "."]), "{text}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The report as text, for a terminal.
 
-use crate::jobs::analyze::report::{Interval, Lag, OffPolicy, Report, RunReport, Sample, Solved, Times, Values, Versions};
+use crate::jobs::analyze::report::{
+    Interval, Lag, OffPolicy, Report, RunReport, Sample, Size, Solved, Times, Values, Versions,
+};
 use comfy_table::{CellAlignment, Table, presets};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -73,6 +75,7 @@ fn run(r: &RunReport) -> String {
     r.value.iter().for_each(|v| values(&mut page, v));
     times(&mut page, &r.time);
     versions(&mut page, &r.versions);
+    sizes(&mut page, r);
     solved(&mut page, "most solved prompts", &r.prompts.most_solved);
     solved(&mut page, "least solved prompts", &r.prompts.least_solved);
     if r.prompts.rollouts_not_counted > 0 {
@@ -195,6 +198,25 @@ fn versions(page: &mut Page, v: &Versions) {
         });
         page.table(["task", "rollouts", "length", "success", "mixed"], rows);
     }
+}
+
+/// Success by size, over the parts of the run too: a dot where a part had none.
+fn sizes(page: &mut Page, r: &RunReport) {
+    if r.sizes.is_empty() {
+        return;
+    }
+    page.head("sizes of generated tasks: share of the groups, success, and success in each part of the run");
+    let groups = r.sizes.iter().map(|size| size.groups).sum::<u64>() as f64;
+    let part = |interval: &Interval, of: &Size| {
+        let found = interval.sizes.iter().find(|size| (&size.task, size.size) == (&of.task, of.size));
+        found.and_then(|size| size.success).map_or(".".to_owned(), |success| format!("{:.0}", 100.0 * success))
+    };
+    let row = |size: &Size| {
+        let parts: Vec<String> = r.over_steps.iter().map(|interval| format!("{:>3}", part(interval, size))).collect();
+        let share = percent(Some(size.groups as f64 / groups));
+        [size.task.clone(), size.size.to_string(), size.groups.to_string(), share, percent(size.success), parts.join(" ")]
+    };
+    page.table(["task", "size", "groups", "share", "success", "over steps, %"], r.sizes.iter().map(row));
 }
 
 fn solved(page: &mut Page, title: &str, prompts: &[Solved]) {

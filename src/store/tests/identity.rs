@@ -117,11 +117,12 @@ prop_compose! {
         generator in 0..8usize,
         texts in [text(), text(), text(), text()],
         tokens in vec(0..=i32::MAX as u32, 0..4),
+        (task_size, drawn_success) in (any::<u32>(), option::of(any::<f32>())),
         admitted_ns in any::<i64>(),
     ) -> Arc<Group> {
         let [number, due, earlier, oldest, id] = numbers;
         let [task, text, answer, meta] = texts;
-        let prompt = Prompt { id, epoch, task, text, tokens, answer, meta, max_tokens: None, refused: None };
+        let prompt = Prompt { id, epoch, task, text, tokens, answer, meta, size: task_size, drawn_success, ..Prompt::default() };
         Arc::new(Group { number, due, earlier, oldest, size, generator, prompt, admitted_ns })
     }
 }
