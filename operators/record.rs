@@ -242,8 +242,13 @@ pub struct Metrics {
     /// Norm of the gradient before clipping; learning rate used.
     pub grad_norm: f64,
     pub lr: f64,
-    /// True where the weights stayed as they were: the batch held nothing to train, or the gradient was an outlier.
+    /// True where the weights stayed as they were: the batch held nothing to train, the gradient was an outlier, or one of the next two.
     pub skipped: bool,
+    /// True where a safeguard keeps the gradient for the step after this one; where it paused the run for a low ESS.
+    pub held: bool,
+    pub paused: bool,
+    /// Batches whose gradients were added up to the step's, its own among them (0 in logs that do not say).
+    pub enlarged: u64,
     /// Mean over rollouts that have a reward; share of them with reward at least 1.
     pub reward: f64,
     pub success: f64,
@@ -259,6 +264,13 @@ pub struct Metrics {
     pub wait_forced_ns: u64,
     pub wait_any_ns: u64,
     pub wait_log_ns: u64,
+    /// Of the same worker, what is left of the step: in other operators while a step was open.
+    pub elsewhere_ns: u64,
+    /// Of all generators together, since the step before: in decode steps and loading weights; with nothing in progress; all their time
+    /// (0 in logs that do not say).
+    pub sample_ns: u64,
+    pub idle_ns: u64,
+    pub generators_ns: u64,
     /// When the step ended.
     pub finished_ns: i64,
     /// Hash of every tensor after the step (name, first 16 hexadecimal digits of BLAKE3 over its little-endian bytes).

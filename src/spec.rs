@@ -1,5 +1,6 @@
 //! The run's configuration, composed of each floor's own (floor 3). Every key has a default that is written out again.
 
+mod balance;
 mod check;
 mod evaluation;
 mod explain;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use tidegate_operators::balance::Balance;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::start::Start;
@@ -191,13 +193,22 @@ pub struct WorkersSpec {
     /// libtorch threads of each generating, and of the training worker.
     pub generator_threads: u16,
     pub learner_threads: u16,
+    /// How much a worker that generates and trains generates: `fixed`, or `auto`.
+    pub balance: Balance,
     /// Processes of the run.
     pub processes: usize,
 }
 
 impl Default for WorkersSpec {
     fn default() -> Self {
-        WorkersSpec { generators: vec![0], learners: vec![1], generator_threads: 1, learner_threads: 1, processes: 1 }
+        WorkersSpec {
+            generators: vec![0],
+            learners: vec![1],
+            generator_threads: 1,
+            learner_threads: 1,
+            balance: Balance::default(),
+            processes: 1,
+        }
     }
 }
 
@@ -411,6 +422,7 @@ impl Spec {
             slots: self.generate.slots,
             generators: self.workers.generators.clone(),
             learner: self.learner(),
+            balance: self.workers.balance,
         }
     }
 }

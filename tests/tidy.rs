@@ -147,6 +147,7 @@ const FLOOR_0: [&str; 9] = [
     "operators/select.rs",
     "operators/start.rs",
     "operators/batch.rs",
+    "operators/balance.rs",
 ];
 
 fn homes(file: &File) -> Vec<String> {

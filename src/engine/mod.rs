@@ -5,6 +5,7 @@ pub mod contract;
 pub mod kept;
 pub mod sampler;
 pub mod spec;
+pub mod taking;
 pub mod tally;
 pub mod text_file;
 pub mod tokenizer;

@@ -4,6 +4,7 @@
 
 use crate::crash;
 use crate::engine::contract::{Engine, Identity};
+use crate::engine::taking::judged_norm;
 use crate::error::{Error, Result};
 use crate::jobs::lent::Lent;
 use crate::jobs::retrace::Retrace;
@@ -83,7 +84,7 @@ where
     let (engine, learner, mut state) = newest(spec, folder, &mut log, first.as_ref(), &open)?;
     let checkpoint = Some(state.step).filter(|step| *step > 0);
     crash::at("resume: loaded");
-    let learner = again::<E>(spec, folder, state.step..last, learner, bits, halt)?;
+    let learner = again::<E>(spec, folder, E::version(&learner)..last, learner, bits, halt)?;
     crash::at("resume: replayed");
     for step in state.step + 1..=last {
         let file = log.step(step)?;
@@ -110,7 +111,7 @@ fn measured(log: &mut LogReader, last: Step) -> Result<Vec<Metrics>> {
             break;
         }
         let Some(metrics) = log.footer(step)?.metrics else { continue };
-        norms += usize::from(Norms::counts(metrics.grad_norm));
+        norms += usize::from(Norms::counts(judged_norm(&metrics)));
         found.push(Metrics { weights: Vec::new(), ..metrics });
     }
     found.reverse();
@@ -176,10 +177,22 @@ fn at_checkpoint<E: Engine>(
             return Err(Error::file(&path, format!("its weights are not those that {what} has for step {step}")));
         }
     }
-    let mut learner = engine.learner(&spec.learn, &spec.generate, spec.steps, step)?;
+    // Since the first of these steps the weights stand still: they are its, and what it holds comes from training it again.
+    let moved = step - held(log, step)?;
+    let mut learner = engine.learner(&spec.learn, &spec.generate, spec.steps, moved)?;
     engine.restore(&path, &mut learner)?;
-    E::recall(&mut learner, &measured(log, step)?);
+    E::recall(&mut learner, &measured(log, moved)?);
     Ok((engine, learner, state))
+}
+
+/// How many steps up to `step` hold their gradients for the one after it: no checkpoint has those, for the log has what they are made
+/// of.
+fn held(log: &mut LogReader, step: Step) -> Result<Step> {
+    let mut count = 0;
+    while count < step && log.footer(step - count)?.metrics.is_some_and(|metrics| metrics.held) {
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Trains the sealed steps after a checkpoint again.

@@ -127,7 +127,7 @@ const FIXED: [&str; 2] = ["learn.value_coef", "learn.dtype"];
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
-const HARMLESS: [&str; 21] = [
+const HARMLESS: [&str; 22] = [
     "steps",
     "checkpoint.",
     "eval.",
@@ -147,6 +147,7 @@ const HARMLESS: [&str; 21] = [
     "reward.start_limit_s",
     "reward.time_limit_s",
     "reward.url",
+    "workers.balance",
     "workers.generators",
     "workers.generator_threads",
 ];

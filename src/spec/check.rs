@@ -1,6 +1,6 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, safeguard};
+use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, balance, safeguard};
 use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
@@ -21,6 +21,7 @@ impl Spec {
         self.validate_batch()?;
         self.validate_schedule()?;
         self.validate_workers()?;
+        balance::check(self)?;
         let g = &self.generate;
         if g.top_k != 0 {
             let why = "training needs 0: the set of tokens that top_k keeps is not recorded, so ratios would be wrong";

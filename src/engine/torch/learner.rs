@@ -6,6 +6,7 @@
 use crate::clock::thread_ns;
 use crate::engine::kept;
 use crate::engine::spec::Learning;
+use crate::engine::taking::{Place, Sum, Taking, Then};
 use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
@@ -18,7 +19,6 @@ use crate::engine::torch::pack::{Plan, Sequence, plan, smaller};
 use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
-use crate::kernel::norms::Norms;
 use std::fmt::Display;
 use tch::{Device, Kind, Tensor};
 use tidegate_operators::fault::Fault;
@@ -40,8 +40,9 @@ pub struct TorchLearner {
     /// The sum of the gradients of a step, `[layout.total]` f32.
     gradient: Tensor,
     optimizer: AdamW,
-    /// Of the gradients of the last steps.
-    norms: Norms,
+    /// What decides whether a step takes its gradient, and the gradient that waits for the next one's, in a buffer like `gradient`.
+    taking: Taking,
+    held: Option<Tensor>,
     open: Option<Open>,
     /// The batch of a step that failed.
     failed: Vec<Rollout>,
@@ -111,7 +112,8 @@ impl TorchLearner {
             model,
             gradient,
             optimizer,
-            norms: Norms::default(),
+            taking: Taking::default(),
+            held: None,
             open,
             failed,
             #[cfg(test)]
@@ -148,7 +150,7 @@ impl TorchLearner {
 
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
-        self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
+        self.taking.recall(before);
     }
 
     /// For going on from a checkpoint.
@@ -254,6 +256,14 @@ impl TorchLearner {
         Ok(())
     }
 
+    /// Adds the gradient that waited, if one did, to the batch's own.
+    fn add_held(&mut self, sum: &Sum) -> Result<bool> {
+        let Some(held) = self.held.take() else { return Ok(false) };
+        let add = || self.gradient.f_mul_scalar_(sum.own)?.f_add_(&held.f_mul_scalar(sum.held)?);
+        let _ = tch::no_grad(add)?;
+        Ok(true)
+    }
+
     /// Clips, updates, measures.
     fn update(&mut self, open: &mut Open) -> Result<Metrics> {
         let Open { step, batch, plan, tally, torch_ns, .. } = open;
@@ -263,14 +273,19 @@ impl TorchLearner {
         let mut metrics = Metrics { step, slots: plan.slots, micro_batch_tokens, ..tally.metrics(&self.learning) };
         let safeguard = self.learning.safeguard;
         metrics.left_out = kept::left_out(&self.learning, batch);
-        metrics.lr = self.learning.lr_at(step, self.steps) * safeguard.lr_factor(metrics.ess);
-        metrics.skipped = plan.micro_batches.is_empty();
-        if !metrics.skipped {
-            metrics.grad_norm = clip(&mut self.gradient, self.learning.grad_clip)?;
+        let sum = self.taking.sum(&self.learning, tally.computed(), Place::of(step, self.steps), &mut metrics);
+        let there = self.add_held(&sum)? || !plan.micro_batches.is_empty();
+        metrics.lr = self.learning.lr_at(step, self.steps) * safeguard.lr_factor(sum.ess(metrics.ess));
+        if there {
+            let limit = if sum.then == Then::Take { self.learning.grad_clip } else { 0.0 };
+            metrics.grad_norm = clip(&mut self.gradient, limit)?;
             if !metrics.grad_norm.is_finite() {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
-            metrics.skipped = safeguard.skips(metrics.grad_norm, &mut self.norms);
+        }
+        metrics.skipped = sum.then != Then::Take || self.taking.outlies(&safeguard, metrics.grad_norm);
+        if sum.then == Then::Hold {
+            self.held = Some(self.gradient.f_detach_copy()?);
         }
         if !metrics.skipped {
             // From here on the weights are no longer those of the version before, whatever comes.
@@ -287,6 +302,7 @@ impl TorchLearner {
         }
         metrics.torch_ns = torch_ns + (thread_ns() - started);
         self.version = step;
+        self.taking.done(&metrics);
         metrics.weights = hashes(&self.flat, &self.layout)?;
         batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
         Ok(metrics)

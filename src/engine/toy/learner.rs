@@ -3,8 +3,8 @@
 use super::policy::{ToyWeights, divisor, log_softmax};
 use crate::engine::kept;
 use crate::engine::spec::{Learning, Sampling};
+use crate::engine::taking::{Computed, Place, Taking, Then};
 use crate::engine::tally::{Said, Tally};
-use crate::kernel::norms::Norms;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,8 +25,9 @@ pub struct ToyLearner {
     moments: [Moments; 2],
     /// Steps that were not skipped.
     updates: i32,
-    /// Of the gradients of the last steps.
-    norms: Norms,
+    /// What decides whether a step takes its gradient, and the gradient that waits for the next one's.
+    taking: Taking,
+    held: Option<[Vec<f32>; 2]>,
     open: Option<Open>,
 }
 
@@ -38,8 +39,8 @@ impl ToyLearner {
         let weights = if lacks { weights.with_critic() } else { weights };
         let moments = [Moments::new(weights.logits.len()), Moments::new(weights.values.len())];
         let temperature = divisor(sampling);
-        let norms = Norms::default();
-        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, norms, open: None }
+        let taking = Taking::default();
+        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, taking, held: None, open: None }
     }
 
     /// The last step that is done.
@@ -54,7 +55,7 @@ impl ToyLearner {
 
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
-        self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
+        self.taking.recall(before);
     }
 
     /// What it remembers besides its weights.
@@ -129,16 +130,23 @@ impl ToyLearner {
         }
     }
 
-    /// The optimizer step. Without a token to train, or with a gradient that is an outlier, the weights stay as they are.
-    fn update(&mut self, gradient: [Vec<f32>; 2], metrics: &mut Metrics) {
+    /// The optimizer step. Without a token to train, or with a gradient that waits, or that is an outlier, the weights stay as they
+    /// are.
+    fn update(&mut self, mut gradient: [Vec<f32>; 2], computed: Computed, metrics: &mut Metrics) {
         let safeguard = self.learning.safeguard;
         self.version += 1;
-        metrics.lr = self.learning.lr_at(self.version, self.steps) * safeguard.lr_factor(metrics.ess);
-        metrics.skipped = metrics.tokens == 0;
-        if !metrics.skipped {
-            let squares = gradient.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
-            metrics.grad_norm = squares.sqrt();
-            metrics.skipped = safeguard.skips(metrics.grad_norm, &mut self.norms);
+        let sum = self.taking.sum(&self.learning, computed, Place::of(self.version, self.steps), metrics);
+        if let Some(held) = self.held.take() {
+            for (own, held) in gradient.iter_mut().flatten().zip(held.iter().flatten()) {
+                *own = (sum.own * f64::from(*own) + sum.held * f64::from(*held)) as f32;
+            }
+        }
+        metrics.lr = self.learning.lr_at(self.version, self.steps) * safeguard.lr_factor(sum.ess(metrics.ess));
+        let squares = gradient.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+        metrics.grad_norm = squares.sqrt();
+        metrics.skipped = sum.then != Then::Take || self.taking.outlies(&safeguard, metrics.grad_norm);
+        if sum.then == Then::Hold {
+            self.held = Some(gradient.clone());
         }
         if !metrics.skipped {
             self.updates += 1;
@@ -152,6 +160,7 @@ impl ToyLearner {
                 rule.update(table, moments, gradient);
             }
         }
+        self.taking.done(metrics);
         metrics.weights = self.weights.hashes();
         metrics.finished_ns = now_ns();
     }
@@ -195,7 +204,7 @@ impl Learner for ToyLearner {
         let micro_batch_tokens = self.learning.micro_batch_tokens as u64;
         let left_out = kept::left_out(&self.learning, &open.batch);
         let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, left_out, ..metrics };
-        self.update(mem::take(&mut open.gradient), &mut metrics);
+        self.update(mem::take(&mut open.gradient), open.tally.computed(), &mut metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }
 
