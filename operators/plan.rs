@@ -80,10 +80,12 @@ impl Plan {
         apart.or(self.generators.first()).copied().unwrap_or(self.learner)
     }
 
-    /// The generator whose share of the groups is found while the run goes on.
+    /// The generator whose share of the groups is found while the run goes on, if there is one.
     pub fn balanced(&self) -> Option<usize> {
         let shared = self.generators.contains(&self.learner) && self.generators.len() > 1;
-        (self.balance == Balance::Auto && shared).then_some(self.learner)
+        // On policy and by turns one side waits while the other works, whoever does what.
+        let overlaps = self.schedule.phase().is_none() && self.schedule.bound() > 0;
+        (self.balance == Balance::Auto && shared && overlaps).then_some(self.learner)
     }
 
     /// Whether `peers` workers can run the plan.
@@ -169,6 +171,9 @@ mod tests {
         assert_eq!(of(Balance::Auto, &[2, 1], 1), (2, Some(1)));
         assert_eq!(of(Balance::Auto, &[0], 0), (0, None));
         assert_eq!(of(Balance::Auto, &[0, 1], 2), (0, None));
+        let on_policy = Schedule::Pipeline { max_lag: 0 };
+        let plan = Plan { generators: vec![0, 1], balance: Balance::Auto, schedule: on_policy, ..plan() };
+        assert_eq!(plan.balanced(), None);
     }
 
     /// Catches a plan that would hang or lose groups being accepted (a generator that does not exist gets groups that no

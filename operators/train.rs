@@ -444,15 +444,14 @@ impl Clock {
     fn finish(&mut self, metrics: &mut Metrics) -> Spent {
         let whole_ns = nanoseconds(self.started);
         let waited_ns = self.forced_ns + self.any_ns;
-        let elsewhere_ns = whole_ns.saturating_sub(self.train_ns + waited_ns + self.log_ns);
         metrics.train_ns = self.train_ns;
         metrics.wait_forced_ns = self.forced_ns;
         metrics.wait_any_ns = self.any_ns;
         metrics.wait_log_ns = self.log_ns;
-        metrics.elsewhere_ns = elsewhere_ns;
+        metrics.elsewhere_ns = whole_ns.saturating_sub(self.train_ns + waited_ns + self.log_ns);
         metrics.finished_ns = now_ns().max(self.finished_ns.saturating_add(1));
         *self = Clock::new(metrics.finished_ns);
-        Spent { whole_ns, waited_ns, elsewhere_ns }
+        Spent { whole_ns, waited_ns }
     }
 }
 

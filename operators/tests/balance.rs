@@ -33,7 +33,7 @@ fn sampled_by_the_learner(plan: &Plan, world: &World) -> f64 {
 /// Catches a share that does not move, that moves the wrong way, and a fixed balance that is not fixed.
 #[test]
 fn a_learner_that_is_short_of_time_is_left_alone() {
-    let world = World { longest: 6, pieces: 10, sleep: 300, ..World::default() };
+    let world = World { longest: 6, pieces: 40, sleep: 200, ..World::default() };
     let fixed = sampled_by_the_learner(&shared(Balance::Fixed, 3), &world);
     let auto = sampled_by_the_learner(&shared(Balance::Auto, 3), &world);
     assert!(fixed > 0.2 && auto < 0.5 * fixed, "the learner sampled {auto} of all, and {fixed} without");

@@ -231,7 +231,7 @@ fn admit_keeps_its_capability_and_its_limits() {
                 feedback.send(Feedback::Finished { generator: workers - 1, rollouts: 4 });
                 feedback.send(Feedback::Returned);
                 // Nothing of it is asked where the balance is fixed.
-                feedback.send(Feedback::Stepped(Spent { whole_ns: 100, waited_ns: 0, elsewhere_ns: 90 }));
+                feedback.send(Feedback::Stepped(Spent { whole_ns: 100, waited_ns: 90 }));
                 feedback.flush();
             }
             worker.step_while(|| here && dues().len() < 5);

@@ -9,7 +9,8 @@ use tidegate_operators::balance::Balance;
 /// # Errors
 /// Says which workers do what.
 pub(super) fn check(spec: &Spec) -> Result<()> {
-    if spec.workers.balance == Balance::Fixed || spec.plan().balanced().is_some() {
+    let beside = spec.workers.generators.len() > 1 && spec.workers.generators.contains(&spec.plan().learner);
+    if spec.workers.balance == Balance::Fixed || beside {
         return Ok(());
     }
     let (generators, learners) = (&spec.workers.generators, &spec.workers.learners);

@@ -292,13 +292,14 @@ fn assert_enlarged(steps: &[StepFile], asked: f64, most: u64) -> usize {
 #[test]
 fn batches_are_enlarged_while_ess_is_low() {
     let dir = workplace();
-    let keys = ["learn.safeguard={enlarge_ess=0.995,enlarge_most=3}", "learn.lr=0.3", "checkpoint.every_steps=1"];
-    run(&dir, &keys).ok();
+    let keys = ["learn.safeguard={enlarge_ess=0.995,enlarge_most=3}", "learn.lr=0.3", "learn.lr_schedule=constant"];
+    run(&dir, &[&keys[..], &["checkpoint.every_steps=1", "checkpoint.keep=24"]].concat()).ok();
     let before = replayed(&dir, 24);
     assert!(assert_enlarged(&before, 0.995, 3) > 0, "no batch was off policy");
-    let held = before.iter().rev().skip(1).map(metrics).find(|m| m.held && m.step < 23).unwrap().step;
     let folder = folder(&dir);
-    for step in folder.checkpointed_steps().unwrap().into_iter().filter(|step| *step != held) {
+    let checkpoints = folder.checkpointed_steps().unwrap();
+    let held = *checkpoints.iter().rev().find(|step| **step < 23 && metrics(&before[**step as usize - 1]).held).unwrap();
+    for step in checkpoints.into_iter().filter(|step| *step != held) {
         fs::remove_dir_all(folder.checkpoint(step)).unwrap();
     }
     for step in folder.sealed_steps().unwrap().into_iter().filter(|step| *step > held + 1) {
