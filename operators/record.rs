@@ -266,8 +266,8 @@ pub struct Metrics {
     pub wait_log_ns: u64,
     /// Of the same worker, what is left of the step: in other operators while a step was open.
     pub elsewhere_ns: u64,
-    /// Of all generators together, since the step before: in decode steps and loading weights; with nothing in progress; all their time
-    /// (0 in logs that do not say).
+    /// Of all generators together, but for one on the learner's worker where there are others, since the step before: in decode steps and
+    /// loading weights; with nothing in progress; all their time (0 in logs that do not say).
     pub sample_ns: u64,
     pub idle_ns: u64,
     pub generators_ns: u64,

@@ -29,7 +29,8 @@ pub struct Shares {
     pub waited_log: f64,
     /// Its worker did something else: on one that also generates, decode steps while a step was open.
     pub elsewhere: f64,
-    /// The generators were in decode steps and loading weights; had nothing in progress. None in logs that do not say.
+    /// The generators, but for one on the learner's worker where there are others, were in decode steps and loading weights; had nothing in
+    /// progress. None in logs that do not say.
     pub sampled: Option<f64>,
     pub idle: Option<f64>,
 }
@@ -156,6 +157,12 @@ impl Layout {
         self.generators.contains(&self.learner)
     }
 
+    /// Whether `workers.balance = "auto"` would change something.
+    fn could_be_balanced(&self) -> bool {
+        let beside = self.shared() && self.generators.len() > 1;
+        beside && self.balance == Balance::Fixed && !self.by_turns && self.max_lag > 0
+    }
+
     /// Whether so many generators beside the learner's worker have a processor for each thread.
     fn fits(&self, generators: usize) -> bool {
         generators * self.generator_threads + self.learner_threads <= self.processors
@@ -171,6 +178,10 @@ pub fn advice(shares: &Shares, layout: &Layout) -> Option<String> {
     let [of_learner, of_generators] = [starved, held].map(|share| format!("{:.0} % of the time", 100.0 * share));
     match (starved >= WORTH, held >= WORTH) {
         (false, false) => None,
+        (_, true) if layout.could_be_balanced() => Some(format!(
+            "generators were held back by the lag bound {of_generators}, and the learner's worker sampled what they had time for: \
+             workers.balance = \"auto\" leaves it to them"
+        )),
         (true, true) if layout.by_turns => Some(format!(
             "the learner starved {of_learner} and generators had nothing to do {of_generators}: by turns each side waits for the \
              other; with schedule.kind = \"pipeline\" both work at once"
@@ -184,7 +195,7 @@ pub fn advice(shares: &Shares, layout: &Layout) -> Option<String> {
             generate_more(starved, held, layout).map(|what| format!("the learner starved {of_learner}: {what}"))
         }
         (false, true) => {
-            let what = train_more(shares, held, layout);
+            let what = train_more(held, layout);
             Some(format!("generators were held back by the lag bound {of_generators}: {what}"))
         }
     }
@@ -217,15 +228,9 @@ fn up(count: f64) -> usize {
 }
 
 /// Training is short.
-fn train_more(shares: &Shares, held: f64, layout: &Layout) -> String {
-    let now = layout.generators.len();
-    if layout.shared() && now > 1 && layout.balance == Balance::Fixed && shares.elsewhere >= WORTH {
-        return format!(
-            "the learner's worker generated {:.0} % of the time while it had a step to train; workers.balance = \"auto\" leaves that to \
-             the others",
-            100.0 * shares.elsewhere
-        );
-    }
+fn train_more(held: f64, layout: &Layout) -> String {
+    // One that shares its worker with the learner has no threads to give.
+    let now = layout.generators.len() - usize::from(layout.shared() && layout.generators.len() > 1);
     let enough = up(now as f64 * (1.0 - held)).max(1);
     let threads = layout.learner_threads;
     if enough < now {
@@ -281,18 +286,20 @@ mod tests {
 
     #[test]
     fn generators_that_are_held_back_give_way() {
-        let says = |held, elsewhere, layout: &Layout| {
-            advice(&Shares { elsewhere, ..shares(0.02, held) }, layout).unwrap_or_default()
-        };
+        let says = |held, layout: &Layout| advice(&shares(0.02, held), layout).unwrap_or_default();
         let held = "generators were held back by the lag bound 38 % of the time: ";
         assert_eq!(
-            says(0.38, 0.0, &layout(&[0], 1, 2)),
+            says(0.38, &layout(&[0], 1, 2)),
             format!("{held}training is what is short, so give it more threads (workers.learner_threads, 1 now)")
         );
-        assert!(says(0.38, 0.0, &layout(&[0, 1, 2], 3, 4)).starts_with(&format!("{held}2 of the 3 generators would do; ")));
+        assert!(says(0.38, &layout(&[0, 1, 2], 3, 4)).starts_with(&format!("{held}2 of the 3 generators would do; ")));
         let shared = layout(&[0, 1], 1, 2);
-        assert!(says(0.38, 0.3, &shared).ends_with("workers.balance = \"auto\" leaves that to the others"));
-        assert!(!says(0.38, 0.3, &Layout { balance: Balance::Auto, ..shared }).contains("auto"));
+        assert!(says(0.38, &shared).ends_with("workers.balance = \"auto\" leaves it to them"));
+        let starves = advice(&shares(0.3, 0.38), &shared).unwrap();
+        assert!(starves.contains("\"auto\""), "what is waited for is with the learner's worker: {starves}");
+        for other in [Layout { balance: Balance::Auto, ..shared.clone() }, Layout { max_lag: 0, ..shared }] {
+            assert!(!says(0.38, &other).contains("auto"));
+        }
     }
 
     /// Catches advice on the split where the schedule is what both wait for.

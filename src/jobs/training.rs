@@ -92,7 +92,7 @@ where
     let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
     let learner = Stopping::new(spec.learn.safeguard, &before, Whitening::new(spec, learner));
-    let learner = Timed::new(&counters.waits, learner);
+    let learner = Timed::new(&counters.waits, plan.learner, learner);
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
     let mut prompts = Some(TokenizedPrompts { prompts, encoder });
     let discards = Discards::default();

@@ -55,11 +55,13 @@ impl Waits {
         self.lock().iter().map(|clock| clock.shares(now)).collect()
     }
 
-    /// Sampled, idle and all time so far, of all generators together.
-    fn sums(&self) -> [Duration; 3] {
+    /// Sampled, idle and all time so far, of all generators together, but for the one of `worker` where there are others.
+    fn sums_beside(&self, worker: usize) -> [Duration; 3] {
         let now = Instant::now();
+        let clocks = self.lock();
+        let counts = |clock: &&Clock| clock.worker != worker || clocks.len() == 1;
         let each = |clock: &Clock| [clock.sampled, clock.idle_until(now), now.saturating_duration_since(clock.started)];
-        self.lock().iter().map(each).fold([Duration::ZERO; 3], |sums, of| std::array::from_fn(|i| sums[i] + of[i]))
+        clocks.iter().filter(counts).map(each).fold([Duration::ZERO; 3], |sums, of| std::array::from_fn(|i| sums[i] + of[i]))
     }
 }
 
@@ -122,14 +124,16 @@ impl Ticking {
 /// A learner whose steps say what the generators did meanwhile.
 pub struct Timed<L> {
     learner: L,
+    worker: usize,
     waits: Waits,
     /// At the step before.
     before: [Duration; 3],
 }
 
 impl<L> Timed<L> {
-    pub fn new(waits: &Waits, learner: L) -> Self {
-        Timed { learner, waits: waits.clone(), before: [Duration::ZERO; 3] }
+    /// On the worker `worker`.
+    pub fn new(waits: &Waits, worker: usize, learner: L) -> Self {
+        Timed { learner, worker, waits: waits.clone(), before: [Duration::ZERO; 3] }
     }
 }
 
@@ -143,7 +147,7 @@ impl<L: Learner> Learner for Timed<L> {
     fn work(&mut self) -> Result<Option<Trained>, Fault> {
         let mut trained = self.learner.work()?;
         if let Some(Trained { metrics, .. }) = &mut trained {
-            let now = self.waits.sums();
+            let now = self.waits.sums_beside(self.worker);
             let since = |i: usize| u64::try_from(now[i].saturating_sub(self.before[i]).as_nanos()).unwrap_or(u64::MAX);
             *metrics =
                 Metrics { sample_ns: since(0), idle_ns: since(1), generators_ns: since(2), ..std::mem::take(metrics) };
@@ -210,7 +214,7 @@ mod tests {
     fn steps_say_what_the_generators_did_meanwhile() {
         let waits = Waits::default();
         let clocks = [waits.clock(0), waits.clock(3)];
-        let mut learner = Timed::new(&waits, Steps(0));
+        let mut learner = Timed::new(&waits, 1, Steps(0));
         learner.begin(1, Vec::new()).unwrap();
         let step = |learner: &mut Timed<Steps>| loop {
             if let Some(trained) = learner.work().unwrap() {
@@ -227,5 +231,11 @@ mod tests {
         let both = second.generators_ns;
         assert!(both > 0 && both.is_multiple_of(2), "{both} ns of two generators");
         assert_eq!(waits.shares().iter().map(|of| of.worker).collect::<Vec<_>>(), [0, 3]);
+        // One that shares the learner's worker is busy there; unless it is the only one, what it waits for says nothing.
+        let [one, both] = [3, 1].map(|worker| waits.sums_beside(worker)[0]);
+        assert_eq!((one, both), (Duration::from_millis(40), Duration::from_millis(87)));
+        let alone = Waits::default();
+        alone.clock(3).work(now, now + Duration::from_millis(5), 1);
+        assert_eq!(alone.sums_beside(3)[0], Duration::from_millis(5));
     }
 }
