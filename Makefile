@@ -142,7 +142,7 @@ soak: libtorch ## kill and resume runs KILLS=200 times; what it has done is kept
 	TIDEGATE_SOAK_KILLS=$(KILLS) $(CARGO) test --test cli soak -- --nocapture
 
 .PHONY: bench
-bench: libtorch ## measure tidegate's own parts, ten minutes
+bench: libtorch ## measure tidegate's own parts, five to ten minutes
 	$(CARGO) bench
 
 # Broken off, it goes on with the row that it was at; ARGS="--rows decode-tiny --again" and what else compare.py --help tells.

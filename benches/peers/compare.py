@@ -19,7 +19,7 @@ from typing import Any
 from common import progress, wait_quiet
 from rows import Figure, Row, reached, rows
 from sides import HERE, PYTHONS, ROOT, Facts, Missing, Programs, Side, check_python, last_json
-from table import markdown, written
+from table import markdown, measured_rows, written
 
 Runs = dict[str, list[Facts]]
 
@@ -153,6 +153,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--wait-quiet", type=float, default=60.0, metavar="S", help="before each turn wait up to S seconds for an idle machine (default 60)")
     parser.add_argument("--file", type=Path, default=ROOT / ".peers-rows.jsonl", help="where finished rows are kept (default .peers-rows.jsonl)")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="also put the table between the marks of this page (docs/performance.md has them)")
+    parser.add_argument("--forget", action="store_true", help="let --write replace figures of the page that are not in the file of rows")
     parser.add_argument("--engine", type=Path, help="program of `cargo bench --bench engine` (default: built)")
     parser.add_argument("--tidegate", type=Path, help="program of tidegate (default: built)")
     return parser.parse_args()
@@ -193,7 +194,12 @@ def main() -> None:
     text = markdown(lines, done.get("machine", {}).get("machine"))
     print(text)
     if args.write:
-        args.write.write_text(written(args.write.read_text(), text))
+        page = args.write.read_text()
+        new = written(page, text)
+        lost = measured_rows(page) - measured_rows(new)
+        if lost and not args.forget:
+            raise SystemExit(f"{args.write} has figures that {args.file} has not: {'; '.join(sorted(lost))}. Measure them first, or --forget them")
+        args.write.write_text(new)
 
 
 def measured(name: str, all_rows: dict[str, Row], programs: Programs, args: argparse.Namespace) -> dict[str, Any] | None:

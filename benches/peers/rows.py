@@ -256,7 +256,7 @@ def demo() -> Row:
         for phase, least in ((1, 1.2), (8, 1.0))
         for name in mine
     ]
-    figures += [Figure("demo, mean lag", "steps", fact="lag_mean", ours=name, peer="conventional, G = 8", at_most=1.0) for name in mine]
+    figures += [Figure(f"demo{name.removeprefix('tidegate') or ', one worker'}: mean lag", "steps", fact="lag_mean", ours=name, peer="conventional, G = 8", at_most=1.0) for name in mine]
     return Row("demo", figures, sides)
 
 

@@ -77,6 +77,17 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
+def measured_rows(page: str) -> set[str]:
+    """The figures of a page's table that tidegate's side was measured of.
+
+    >>> sorted(measured_rows("| figure | tidegate |\\n|---|---|\\n| a\\\\* | 1.5 s |\\n| b | not yet run |"))
+    ['a']
+    """
+    rows = (line.strip("|").split("|") for line in page.splitlines() if line.startswith("|"))
+    cells = ([cell.strip() for cell in row] for row in rows)
+    return {row[0].rstrip("*\\") for row in cells if len(row) > 1 and row[0] != HEAD[0] and not row[0].startswith("-") and row[1] != NOTHING}
+
+
 def written(page: str, text: str) -> str:
     """The page with the text between its marks."""
     head, mark, rest = page.partition(BEGIN)

@@ -11,7 +11,7 @@ Examples:
   tidegate eval data/model --tasks sorting,addition
   tidegate eval runs/demo --samples 16 --k 1,4,16
   tidegate eval my/model --data test.jsonl --prompt question --reward '{kind=\"numeric\",after=\"####\"}' --greedy
-  tidegate eval runs/demo/checkpoints/best --rollouts best.parquet
+  tidegate eval runs/demo/checkpoints/step-00000120 --rollouts answers.parquet
 
 Flags that are short for a key of the specification name it in brackets; --set reaches the others, and wins.";
 

@@ -2,6 +2,8 @@
 
 mod analyze;
 mod eval;
+mod experiment;
+mod plan;
 mod replay;
 mod resume;
 mod run;
@@ -31,6 +33,8 @@ enum Command {
     Replay(replay::Args),
     Analyze(analyze::Args),
     Eval(Box<eval::Args>),
+    Experiment(experiment::Args),
+    Plan(plan::Args),
     Sft(sft::Args),
 }
 
@@ -42,6 +46,8 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => args.execute(),
         Command::Analyze(args) => args.execute(),
         Command::Eval(args) => args.execute(),
+        Command::Experiment(args) => args.execute(),
+        Command::Plan(args) => args.execute(),
         Command::Sft(args) => args.execute(),
     };
     match result {

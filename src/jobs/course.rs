@@ -12,7 +12,7 @@ use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
 use crate::jobs::summary::{Ending, Evaluations, Summary};
 use crate::jobs::training::{self, Training};
-use crate::jobs::{Output, print, say};
+use crate::jobs::{Output, print, program, say};
 use crate::spec::{EvalWhen, Spec};
 use crate::store::{RunFolder, write_metrics};
 use crate::tasks::prompts::Use;
@@ -89,7 +89,7 @@ impl Course {
             let errors = metrics.err().into_iter().chain(outcome.unkept.take());
             errors.for_each(|error| say(format_args!("also: {error}")));
             sealed(outcome.version);
-            say(format_args!("go on     tidegate resume {}", folder.path().display()));
+            say(format_args!("go on     {} resume {}", program(), folder.path().display()));
             return Err(Error::Fault(fault.clone()));
         }
         if let Some(error) = metrics.err().or(outcome.unkept.take()) {

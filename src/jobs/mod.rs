@@ -1,6 +1,6 @@
 //! What each command does, one file a job, and what they share.
 //!
-//! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`], [`eval`](eval::job);
+//! * jobs: [`run`], [`resume`], [`sft`], [`replay`], [`analyze`], [`eval`](eval::job), [`experiment`] many runs, [`plan`] before any;
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
@@ -18,8 +18,10 @@ pub mod divergence;
 pub mod encode;
 pub mod estimator;
 pub mod eval;
+pub mod experiment;
 pub mod lent;
 pub mod pace;
+pub mod plan;
 pub mod ports;
 pub mod preflight;
 pub mod progress;
@@ -48,6 +50,12 @@ use std::io::{self, ErrorKind, Write, stderr, stdout};
 fn told(keys: &[&str]) -> String {
     let told = keys.iter().map(|key| if key.ends_with('.') { format!("{key}*") } else { (*key).to_owned() });
     told.collect::<Vec<_>>().join(", ")
+}
+
+/// This program as a person can type it again: by the path that it was started with, or by its name where the shell found it.
+fn program() -> String {
+    let started = std::env::args_os().next().map(|started| started.to_string_lossy().into_owned());
+    started.filter(|started| started.contains('/')).unwrap_or_else(|| "tidegate".to_owned())
 }
 
 /// How a job prints its result on stdout.

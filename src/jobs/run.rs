@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::jobs::course::Course;
 use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
-use crate::jobs::{Output, say, signals};
+use crate::jobs::{Output, program, say, signals};
 use crate::spec::{EngineKind, ScheduleSpec, Spec};
 use crate::store::RunFolder;
 use std::path::Path;
@@ -114,9 +114,10 @@ fn offer(taken: &RunFolder, path: &Path) {
     let steps = taken.sealed_steps().map_or(0, |steps| steps.len());
     let there = taken.path().display();
     say(format_args!(
-        "note      {there} holds a run of {steps} steps; this is a new one, in {}. To go on with the other: tidegate resume {there} \
+        "note      {there} holds a run of {steps} steps; this is a new one, in {}. To go on with the other: {} resume {there} \
          (with --set steps=N to go further than it was to)",
-        path.display()
+        path.display(),
+        program()
     ));
 }
 

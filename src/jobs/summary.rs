@@ -3,6 +3,7 @@
 use crate::jobs::balance::{self, Layout, Shares};
 use crate::jobs::eval::{self, Evaluation};
 use crate::jobs::pace::Pacing;
+use crate::jobs::program;
 use crate::jobs::training::Outcome;
 use crate::jobs::waits::GeneratorShares;
 use crate::spec::Spec;
@@ -219,15 +220,15 @@ impl fmt::Display for Summary {
             let ms = |seconds: Option<f64>| number(seconds.map(|s| 1e3 * s), 1);
             writeln!(f, "latency mean {} ms, p99 {} ms", ms(r.latency_mean_s), ms(r.latency_p99_s))?;
         }
-        let run = s.run.display();
+        let (run, tidegate) = (s.run.display(), program());
         writeln!(f, "model     {run}/checkpoints/step-{:08}", s.last_step)?;
         match s.ending {
-            Ending::Signal => write!(f, "next      tidegate resume {run}    or    tidegate analyze {run}"),
+            Ending::Signal => write!(f, "next      {tidegate} resume {run}    or    {tidegate} analyze {run}"),
             Ending::Steps | Ending::Prompts => {
                 // There are held-out prompts to look at more closely.
                 let eval =
-                    s.after.as_ref().map_or_else(String::new, |_| format!("tidegate eval {run} --samples 8    or    "));
-                write!(f, "next      {eval}tidegate analyze {run}    or    tidegate replay {run}")
+                    s.after.as_ref().map_or_else(String::new, |_| format!("{tidegate} eval {run} --samples 8    or    "));
+                write!(f, "next      {eval}{tidegate} analyze {run}    or    {tidegate} replay {run}")
             }
         }
     }

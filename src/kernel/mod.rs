@@ -24,14 +24,18 @@
 //! | [`held`] | batches whose gradients wait for more, and what each weighs in the sum |
 //! | [`norms`] | norms of the last gradients, and their median |
 //! | [`divergence`] | what the last steps showed when a policy is being lost |
+//! | [`lengths`] | a distribution of response lengths |
+//! | [`capacity`] | how fast a layout of accelerators is, and at what lag |
 
 pub mod advantage;
 pub mod aggregation;
+pub mod capacity;
 pub mod divergence;
 pub mod ess;
 pub mod gae;
 pub mod held;
 pub mod kl;
+pub mod lengths;
 pub mod loss;
 pub mod mean;
 pub mod norms;

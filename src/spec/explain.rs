@@ -20,6 +20,18 @@ pub(super) fn no_such_key(prefix: &str, key: &str, value: &Value, names: &[&str]
     Error::config(format!("{prefix}{key}"), short(value), reason)
 }
 
+/// What goes by a name in other tools, in keys of this one.
+fn elsewhere(word: &str) -> Option<&'static str> {
+    match word.to_lowercase().replace('-', "_").as_str() {
+        "grpo" => Some("estimate.advantage = \"group_normalised\" with learn.loss = { ppo = {} }"),
+        "dr_grpo" => Some("estimate.advantage = \"group_mean\" with learn.loss = { ppo = {} }"),
+        "rloo" => Some("estimate.advantage = \"leave_one_out\" with learn.loss = { reinforce = {} }"),
+        "dapo" => Some("estimate.zero_variance = \"discard\" with learn.loss = { ppo = {} }"),
+        "tis" => Some("learn.loss = { reinforce = {} }"),
+        _ => None,
+    }
+}
+
 fn nearest<'a>(word: &str, names: &[&'a str]) -> Option<&'a str> {
     let alike = names.iter().map(|name| (*name, strsim::jaro(name, word)));
     let nearest = alike.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, alike)| *alike >= ALIKE);
@@ -71,7 +83,8 @@ fn of_names(message: &str, table: &Table, key: String) -> Error {
         }
         (Some("unknown variant"), [variant], found) => {
             let names = words(allowed);
-            let hint = nearest(variant, &names).map_or_else(String::new, |name| format!("did you mean `{name}`? "));
+            let near = || nearest(variant, &names).map(|name| format!("did you mean `{name}`? "));
+            let hint = elsewhere(variant).map(|here| format!("it is {here} here; ")).or_else(near).unwrap_or_default();
             let value = found.map_or_else(|| "?".into(), |value| short(&value));
             let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
             Error::config(key, value, format!("`{variant}` is not allowed; {hint}allowed: {}", names.join(", ")))
@@ -266,6 +279,11 @@ mod tests {
         for (set, starts) in [
             ("task=[{kind='sorting'},{kind=3}]", "task.kind = [\"sorting\", 3]: `3` is not allowed; allowed: `sorting`, "),
             ("learn.loss=3", "learn.loss = 3: `3` is not allowed; allowed: `reinforce`, "),
+            (
+                "learn.loss=GRPO",
+                "learn.loss = \"GRPO\": `GRPO` is not allowed; it is estimate.advantage = \"group_normalised\" with ",
+            ),
+            ("max_lag=3", "max_lag = 3: no such key; did you mean schedule.max_lag?"),
         ] {
             assert!(refused(set).starts_with(starts), "{}", refused(set));
         }

@@ -107,6 +107,11 @@ fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Res
             // Those that are absent by default are keys too.
             let later = CHECKED_LATER.iter().filter_map(|name| name.strip_prefix(prefix)).filter(|name| !name.contains('.'));
             let names: BTreeSet<&str> = known.keys().map(String::as_str).chain(later).collect();
+            // At the top, where it was forgotten which table the key is in.
+            let mut places = known.iter().filter(|(_, keys)| prefix.is_empty() && keys.get(key).is_some());
+            if let Some((place, _)) = places.next() {
+                return Err(Error::config(full, short(value), format!("no such key; did you mean {place}.{key}?")));
+            }
             return Err(no_such_key(prefix, key, value, &names.into_iter().collect::<Vec<_>>()));
         };
         match (value, expected) {

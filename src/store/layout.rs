@@ -152,6 +152,9 @@ impl RunFolder {
     /// The folder holds no run.
     pub fn view(path: impl Into<PathBuf>) -> Result<Self> {
         let folder = RunFolder { path: path.into(), locks: Arc::default() };
+        if !folder.path.exists() {
+            return Err(Error::file(&folder.path, "there is no such folder"));
+        }
         if !folder.rollouts().is_dir() {
             return Err(Error::file(&folder.path, "is no run's folder: it has no folder rollouts/"));
         }

@@ -73,7 +73,7 @@ fn a_reader_may_leave() {
 
 #[test]
 fn what_is_no_run_is_refused() {
-    analyze(&["/nothing"]).refused(1, &["/nothing: is no run's folder"]);
+    analyze(&["/nothing"]).refused(1, &["/nothing: there is no such folder"]);
     assert_eq!(analyze(&[]).code, 2);
 }
 

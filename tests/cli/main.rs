@@ -12,6 +12,7 @@ mod disk;
 mod ending;
 mod estimators;
 mod eval;
+mod experiment;
 mod hard_cases;
 mod harness;
 mod prompts;

@@ -181,7 +181,7 @@ fn a_missing_file_is_named() {
         replay(dir.path(), &[]).refused(1, &[says]);
         replay(dir.path(), &["--json"]).refused(1, &[says]);
     }
-    replay(Path::new("/nothing"), &[]).refused(1, &["/nothing: is no run's folder"]);
+    replay(Path::new("/nothing"), &[]).refused(1, &["/nothing: there is no such folder"]);
 }
 
 /// Catches a damaged file that is read as if it were whole.

@@ -288,7 +288,7 @@ fn the_log_is_the_truth() {
     fs::remove_file(folder.log_file(LogFile::Step(4))).unwrap();
     resume(&dir, &[]).refused(1, &["holds step 5 but not step 4: a file of the log is missing"]);
     resume(&dir, &["--set", "steps=30"]).refused(1, &["holds step 5 but not step 4"]);
-    tidegate(dir.path(), &["resume", "nowhere"]).refused(1, &["nowhere: is no run's folder"]);
+    tidegate(dir.path(), &["resume", "nowhere"]).refused(1, &["nowhere: there is no such folder"]);
 }
 
 /// Catches other prompts in the middle of a run, and a damaged tail that keeps a run from going on.

@@ -116,7 +116,7 @@ fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
         page.line(format_args!("  BROKEN: {} tokens have a lag above the bound or below 0", lag.broken));
     }
     page.line(format_args!(
-        "  current against behavior policy: ESS {}, KL k1 {}, k3 {} nats a token (of ratios before truncation)",
+        "  current against behavior policy: ESS {}, KL k1 {}, k3 {} nats a token (of ratios before truncation, over all of them; a step's metric ess is after it)",
         number(off.ess),
         number(off.k1),
         number(off.k3)

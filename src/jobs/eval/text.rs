@@ -2,6 +2,7 @@
 
 use crate::engine::spec::Dtype;
 use crate::jobs::eval::report::{Measure, Report, TaskReport};
+use crate::jobs::program;
 use comfy_table::{Table, presets};
 use std::fmt;
 
@@ -38,7 +39,7 @@ impl fmt::Display for Report {
         )?;
         self.rollouts.as_ref().map_or(Ok(()), |file| {
             let file = file.display();
-            write!(f, "\nkept      {file}\nnext      tidegate analyze {file}")
+            write!(f, "\nkept      {file}\nnext      {} analyze {file}", program())
         })
     }
 }
@@ -164,7 +165,8 @@ mod tests {
         assert!(said.contains("\nanswers   1 a prompt, greedy, at most 256 tokens\n") && !said.contains("all"), "{said}");
         assert!(said.contains("\nunscored  12 answers have no reward and are in no mean; of 4 the prompt was refused\n"));
         assert!(!said.contains("standard error"), "{said}");
-        assert!(said.ends_with("\nkept      r.parquet\nnext      tidegate analyze r.parquet"), "{said}");
+        let next = format!("\nkept      r.parquet\nnext      {} analyze r.parquet", program());
+        assert!(said.ends_with(&next), "{said}");
         assert_eq!((plain(Measure::default()), percent(Measure::default())), ("-".to_owned(), "-".to_owned()));
     }
 }

@@ -1,0 +1,65 @@
+//! `tidegate experiment`.
+
+use crate::error::Result;
+use crate::jobs::experiment::job::{Options, Work, experiment};
+use crate::jobs::experiment::table::Form;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate experiment losses                      # data/experiments/losses.toml: what has no result yet
+  tidegate experiment losses --table --markdown   # no run: the table of the results that are there
+  tidegate experiment losses --only loss=ppo --only max_lag=8 --seeds 4,5
+  tidegate experiment mine.toml --again";
+
+/// Run the same specification under several settings and seeds, and compare what it comes to
+///
+/// An experiment's file names a specification, axes of settings and seeds; a cell is one value of each axis and a seed, and runs as a
+/// process of its own. What a cell came to is kept as a line of JSON beside the file, so that an experiment that is interrupted goes on
+/// where it stopped; a line counts only for the settings that it was made with. Prints a row for each setting: means and sample
+/// deviations over its seeds. The runs stay in runs/experiments/NAME, to be analyzed or replayed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// An experiment's file, or the name of one in data/experiments/
+    experiment: PathBuf,
+    /// Seeds in place of the experiment's
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    seeds: Vec<u64>,
+    /// Only cells with this value; of one axis several may be named
+    #[arg(long, value_name = "AXIS=VALUE")]
+    only: Vec<String>,
+    /// Where the runs go [default: runs/experiments/NAME]
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Where results are kept [default: beside the experiment's file, .jsonl]
+    #[arg(long, value_name = "FILE")]
+    results: Option<PathBuf>,
+    /// Run cells that have a result, too
+    #[arg(long)]
+    again: bool,
+    /// Run nothing; print the results that are there
+    #[arg(long, conflicts_with = "again")]
+    table: bool,
+    /// Print the table as Markdown
+    #[arg(long)]
+    markdown: bool,
+}
+
+impl Args {
+    pub fn execute(self) -> Result<()> {
+        experiment(&Options {
+            experiment: self.experiment,
+            seeds: self.seeds,
+            only: self.only,
+            output: self.output,
+            results: self.results,
+            work: match (self.again, self.table) {
+                (_, true) => Work::Nothing,
+                (true, false) => Work::Again,
+                (false, false) => Work::Missing,
+            },
+            form: if self.markdown { Form::Markdown } else { Form::Terminal },
+        })
+    }
+}

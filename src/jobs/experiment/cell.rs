@@ -1,0 +1,168 @@
+//! Runs one cell: a process of this program, so that a run that fails, or is killed, costs its own cell only.
+
+use crate::error::{Error, Result};
+use crate::jobs::experiment::design::{Cell, Design};
+use crate::jobs::experiment::results::{Figures, Outcome, Row, curve};
+use crate::jobs::signals::Interrupt;
+use crate::store::{self, RunFolder};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::{available_parallelism, sleep};
+use std::time::{Duration, Instant};
+
+/// How often a run is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How much of what a failed run said is kept, bytes.
+const WORDS: usize = 400;
+
+/// What `run --json` prints, as far as it is kept.
+#[derive(Deserialize)]
+struct Printed {
+    #[serde(flatten)]
+    figures: Figures,
+    before: Option<Answers>,
+    after: Option<Answers>,
+}
+
+#[derive(Deserialize)]
+struct Answers {
+    sampled: Evaluation,
+    greedy: Evaluation,
+}
+
+#[derive(Deserialize)]
+struct Evaluation {
+    tasks: BTreeMap<String, Solved>,
+}
+
+#[derive(Deserialize)]
+struct Solved {
+    prompts: u64,
+    solved: u64,
+    unscored: u64,
+}
+
+impl Evaluation {
+    fn rate(&self) -> Option<f64> {
+        let scored: u64 = self.tasks.values().map(|task| task.prompts - task.unscored).sum();
+        let solved: u64 = self.tasks.values().map(|task| task.solved).sum();
+        (scored > 0).then(|| solved as f64 / scored as f64)
+    }
+}
+
+/// Runs a cell into `folder`, which is made anew: what a cell that was interrupted left there is removed. Its stderr goes to the file
+/// beside it, `folder` with `.log` behind.
+///
+/// # Errors
+/// A process that cannot be started, a disk that refuses, a signal. A run that fails is a result.
+pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -> Result<Row> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).map_err(|e| Error::file(folder, e))?;
+    }
+    let log = PathBuf::from(format!("{}.log", folder.display()));
+    log.parent().map_or(Ok(()), fs::create_dir_all).map_err(|e| Error::file(&log, e))?;
+    let said = File::create(&log).map_err(|e| Error::file(&log, e))?;
+    let program = std::env::current_exe().map_err(|e| Error::engine("this program's own path", e))?;
+    let mut command = Command::new(&program);
+    command.arg("run").arg(&design.base).arg("--json");
+    command.args(cell.sets.iter().flat_map(|set| ["--set", set]));
+    command.arg("--set").arg(format!("output={}", toml::Value::from(folder.display().to_string())));
+    // A group of its own: a signal from the terminal reaches it once, by way of the experiment.
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
+    let started = Instant::now();
+    let child = command.spawn().map_err(|e| Error::file(&program, e))?;
+    let (exit, printed) = finish(child, interrupt)?;
+    if let Some(signal) = interrupt.signal() {
+        return Err(Error::Signal(signal));
+    }
+    let metrics = RunFolder::view(folder).and_then(|folder| store::metrics(&folder)).unwrap_or_default();
+    let outcome = if exit == 0 {
+        Outcome::Done(figures(&printed).map_err(|e| Error::file(&log, format!("the run's summary: {e}")))?)
+    } else {
+        Outcome::Failed { exit, error: last_words(&log) }
+    };
+    Ok(Row {
+        at: cell.at.clone(),
+        seed: cell.seed,
+        settings: cell.settings.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        machine: machine(),
+        seconds: (started.elapsed().as_secs_f64() * 10.0).round() / 10.0,
+        outcome,
+        curve: curve(&metrics),
+    })
+}
+
+fn figures(printed: &str) -> Result<Figures, serde_json::Error> {
+    let Printed { figures, before, after } = serde_json::from_str(printed)?;
+    let sampled = |answers: &Option<Answers>| answers.as_ref().and_then(|answers| answers.sampled.rate());
+    Ok(Figures {
+        success_before: sampled(&before),
+        success: sampled(&after),
+        success_greedy: after.as_ref().and_then(|answers| answers.greedy.rate()),
+        ..figures
+    })
+}
+
+/// Waits for a run's end: its exit code, or 128 and the signal that ended it, and what it printed. A signal to the experiment is
+/// passed on, and the run seals what is complete.
+fn finish(mut child: Child, interrupt: &Interrupt) -> Result<(i32, String)> {
+    let failed = |e: std::io::Error| Error::engine("the cell's process", e);
+    let mut passed_on = None;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            break status;
+        }
+        let signal = interrupt.signal();
+        if signal != passed_on {
+            passed_on = signal;
+            if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
+                // One that has just ended does not hear it.
+                let _ = kill_process(pid, Signal::INT);
+            }
+        }
+        sleep(LOOK);
+    };
+    // A summary is a few kilobytes, less than a pipe holds: it was read by nobody until now.
+    let mut printed = String::new();
+    child.stdout.take().map_or(Ok(0), |mut out| out.read_to_string(&mut printed)).map_err(failed)?;
+    let by_signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    Ok((status.code().or(by_signal.map(|signal| 128 + signal)).unwrap_or(1), printed))
+}
+
+/// The last line that a run said.
+fn last_words(log: &Path) -> String {
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    text.lines().last().unwrap_or_default().chars().take(WORDS).collect()
+}
+
+/// The processor, as Linux names it, and how many of them this program may use.
+fn machine() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name.trim());
+    let count = available_parallelism().map_or(1, |count| count.get());
+    format!("{count} x {}", name.unwrap_or(std::env::consts::ARCH))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_the_summarys() {
+        let printed = r#"{"run": "r", "steps": 3, "training_s": 1.5, "trained_rollouts": 12, "trained_tokens": 70,
+            "generated_tokens": 80, "reward_last": 0.25, "lag_mean": null, "lag_max": 2, "lag_bound": 4, "ess_mean": 0.5,
+            "ess_min": 0.25, "before": null, "after": {"sampled": {"tasks": {"a": {"prompts": 5, "solved": 1, "unscored": 1, "tokens": 9},
+            "b": {"prompts": 4, "solved": 3, "unscored": 0, "tokens": 9}}}, "greedy": {"tasks": {}}}}"#;
+        let found = figures(printed).unwrap();
+        assert_eq!((found.success_before, found.success, found.success_greedy), (None, Some(0.5), None));
+        assert_eq!((found.steps, found.trained_rollouts, found.lag_max, found.lag_mean), (3, 12, Some(2), None));
+    }
+}

@@ -1,0 +1,287 @@
+//! A plan for a person, and for a program.
+
+use crate::jobs::plan::Options;
+use crate::jobs::plan::curves::{Curve, Point};
+use crate::jobs::plan::measured::Measured;
+use crate::jobs::plan::simulation::{Scene, Simulated, simulate};
+use crate::kernel::capacity::{Job, Rate, Split};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use std::fmt;
+use tidegate_operators::schedule::Schedule;
+
+/// What a plan came to. Rates are completion tokens a unit of time.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub accelerators: usize,
+    pub batch_size: usize,
+    pub lengths: String,
+    pub mean_length: f64,
+    pub longest: usize,
+    /// Seconds where the speed was measured, flashes otherwise.
+    pub unit: &'static str,
+    pub speed: SpeedReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+    pub max_lag: u64,
+    /// None where no split keeps the bound.
+    pub pipeline: Option<LayoutReport>,
+    /// Of the same largest lag.
+    pub conventional: LayoutReport,
+    /// Of the same mean lag.
+    pub conventional_at_mean: Option<LayoutReport>,
+    pub curves: Vec<CurveReport>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct SpeedReport {
+    pub decode_step: f64,
+    pub decode_token: f64,
+    pub decode_least: f64,
+    pub train_token: f64,
+    pub slots: usize,
+}
+
+/// A layout: what the formulas say of it, and the simulation.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct LayoutReport {
+    pub generators: usize,
+    pub trainers: usize,
+    pub slots: usize,
+    /// Steps of a phase, by turns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<u64>,
+    pub tokens: f64,
+    pub max_lag: u64,
+    pub mean_lag: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<SimulatedReport>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct SimulatedReport {
+    pub tokens: f64,
+    pub max_lag: u64,
+    pub mean_lag: f64,
+    pub trainers_waited: f64,
+    pub generators_waited: f64,
+    pub slots_used: f64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct CurveReport {
+    pub curve: Curve,
+    pub points: Vec<Point>,
+}
+
+/// Steps that are simulated: enough to fill the pipeline several times, and whole phases.
+fn steps(max_lag: u64, phase: u64) -> u64 {
+    (8 * (max_lag + 1)).max(200).div_ceil(phase) * phase
+}
+
+impl Report {
+    pub(super) fn new(options: &Options, job: &Job, measured: Option<Measured>) -> Report {
+        let scene = |schedule: Schedule, split: Split| Scene {
+            schedule,
+            generators: split.generators,
+            trainers: split.trainers,
+            slots: split.slots,
+            group_size: 1,
+            batch_groups: job.batch_size as u64,
+            steps: steps(schedule.bound(), schedule.phase().unwrap_or(1)),
+            lengths: job.lengths.clone(),
+            speed: job.speed,
+            transfer: 0.0,
+            reward: 0.0,
+            checkpoint: 0.0,
+            checkpoint_steps: 0,
+            seed: 1,
+        };
+        let layout = |schedule: Schedule, split: Split, rate: Rate| {
+            let simulated = options.simulate.then(|| simulate(&scene(schedule, split))).flatten();
+            LayoutReport {
+                generators: split.generators,
+                trainers: split.trainers,
+                slots: split.slots,
+                phase: schedule.phase(),
+                tokens: rate.tokens,
+                max_lag: rate.max_lag,
+                mean_lag: rate.mean_lag,
+                simulated: simulated.map(SimulatedReport::from),
+            }
+        };
+        let conventional = |rate: Rate| {
+            let steps = rate.max_lag + 1;
+            let slots = (job.batch_size as u64 * steps).div_ceil(job.accelerators as u64) as usize;
+            let split = Split { generators: job.accelerators, trainers: job.accelerators, slots };
+            layout(Schedule::Conventional { steps }, split, rate)
+        };
+        let pipeline = job.best_split(options.max_lag);
+        let at_mean = pipeline.map(|(_, rate)| conventional(job.conventional_at_mean(rate.mean_lag)));
+        let speed = job.speed;
+        Report {
+            accelerators: job.accelerators,
+            batch_size: job.batch_size,
+            lengths: options.lengths.to_string(),
+            mean_length: job.lengths.mean(),
+            longest: job.lengths.longest(),
+            unit: if measured.is_some() { "s" } else { "flash" },
+            speed: SpeedReport {
+                decode_step: speed.step,
+                decode_token: speed.token,
+                decode_least: speed.least,
+                train_token: speed.train,
+                slots: speed.slots,
+            },
+            measured,
+            max_lag: options.max_lag,
+            pipeline: pipeline.map(|(split, rate)| layout(Schedule::Pipeline { max_lag: options.max_lag }, split, rate)),
+            conventional: conventional(job.conventional(options.max_lag + 1)),
+            conventional_at_mean: at_mean,
+            curves: options
+                .curves
+                .iter()
+                .map(|curve| CurveReport { curve: *curve, points: curve.points(job, options.max_lag) })
+                .collect(),
+        }
+    }
+
+    /// In words.
+    fn sentence(&self) -> String {
+        let Some(pipeline) = &self.pipeline else {
+            return format!(
+                "no pipeline keeps a lag of {}: one sequence in progress is older. Raise --max-lag or --batch-size",
+                self.max_lag
+            );
+        };
+        let up = pipeline.tokens / self.conventional.tokens;
+        let at_mean = self.conventional_at_mean.map_or(1.0, |at_mean| pipeline.tokens / at_mean.tokens);
+        let pays = if up < 1.1 { "It hardly pays here" } else { "It pays" };
+        format!(
+            "{pays}: a pipeline trains {up:.2} times the tokens of the conventional schedule at the same largest lag, {at_mean:.2} times at the \
+             same mean lag"
+        )
+    }
+}
+
+impl From<Simulated> for SimulatedReport {
+    fn from(found: Simulated) -> Self {
+        SimulatedReport {
+            tokens: found.rate.tokens,
+            max_lag: found.rate.max_lag,
+            mean_lag: found.rate.mean_lag,
+            trainers_waited: found.trainers_waited,
+            generators_waited: found.generators_waited,
+            slots_used: found.slots_used,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "job       {} accelerators, {} rollouts a step, a lag of at most {}",
+            self.accelerators, self.batch_size, self.max_lag
+        )?;
+        let (mean, longest) = (self.mean_length, self.longest);
+        writeln!(f, "lengths   {}: mean {mean:.1}, longest {longest} tokens", self.lengths)?;
+        let s = self.speed;
+        let unit = self.unit;
+        let from = match &self.measured {
+            Some(measured) => format!("measured of {} on {}", measured.model, measured.device),
+            None => "the paper's case study; --calibrate MODEL measures yours".to_owned(),
+        };
+        let (step, token, train) = (number(s.decode_step), number(s.decode_token), number(s.train_token));
+        writeln!(
+            f,
+            "speed     a decode step of h sequences takes {step} + {token} h, training a token {train} ({unit}; {from})"
+        )?;
+        writeln!(f, "{}", layouts(self))?;
+        for CurveReport { curve, points } in &self.curves {
+            writeln!(f, "{}", table(*curve, points, unit))?;
+        }
+        write!(f, "{}", self.sentence())
+    }
+}
+
+/// Four digits.
+fn number(x: f64) -> String {
+    let digits = if x == 0.0 { 0 } else { (3 - x.abs().log10().floor() as i32).max(0) as usize };
+    format!("{x:.digits$}")
+}
+
+fn framed(header: Vec<String>, left: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(header);
+    table.column_iter_mut().skip(left).for_each(|column| {
+        column.set_cell_alignment(CellAlignment::Right);
+    });
+    table
+}
+
+fn layouts(report: &Report) -> Table {
+    let tokens = format!("tokens/{}", report.unit);
+    let mut header: Vec<&str> = vec!["", "generate", "train", "slots", &tokens, "max lag", "mean lag"];
+    let simulates = report.conventional.simulated.is_some();
+    if simulates {
+        header.extend(["simulated", "max lag", "mean lag", "trainers wait"]);
+    }
+    let mut table = framed(header.into_iter().map(str::to_owned).collect(), 1);
+    let at_mean = report.conventional_at_mean.as_ref();
+    let rows = [
+        ("pipeline", report.pipeline.as_ref()),
+        ("conventional, same largest lag", Some(&report.conventional)),
+        ("conventional, same mean lag", at_mean),
+    ];
+    for (name, layout) in rows.into_iter().filter_map(|(name, layout)| Some((name, layout?))) {
+        let name = layout.phase.map_or_else(|| name.to_owned(), |phase| format!("{name} (G = {phase})"));
+        let mut row = vec![name, layout.generators.to_string(), layout.trainers.to_string(), layout.slots.to_string()];
+        row.extend([number(layout.tokens), layout.max_lag.to_string(), format!("{:.1}", layout.mean_lag)]);
+        if let Some(found) = layout.simulated {
+            let waited = format!("{:.1} %", 100.0 * found.trainers_waited);
+            row.extend([number(found.tokens), found.max_lag.to_string(), format!("{:.1}", found.mean_lag), waited]);
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+fn table(curve: Curve, points: &[Point], unit: &str) -> Table {
+    let header = [
+        curve.heading(),
+        "generate",
+        "slots",
+        &format!("tokens/{unit}"),
+        "max lag",
+        "mean lag",
+        "speed-up",
+        "at equal mean lag",
+    ];
+    let mut table = framed(header.map(str::to_owned).into(), 0);
+    for point in points {
+        table.add_row([
+            point.at.clone(),
+            point.generators.to_string(),
+            point.slots.to_string(),
+            number(point.tokens),
+            point.max_lag.to_string(),
+            format!("{:.1}", point.mean_lag),
+            format!("{:.2}", point.speed_up()),
+            format!("{:.2}", point.tokens / point.conventional_at_mean),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_four_digits() {
+        assert_eq!([0.0, 16.98377, 452.0, 0.000_123_46, 12345.6].map(number), ["0", "16.98", "452.0", "0.0001235", "12346"]);
+        assert_eq!((steps(7, 1), steps(133, 1), steps(133, 134)), (200, 1072, 1072));
+    }
+}

@@ -1,0 +1,195 @@
+//! How many tokens a second a layout of accelerators trains, and at what lag: the closed forms of PipelineRL's appendix
+//! (Piché et al., arXiv 2509.19128).
+//!
+//! N accelerators, of which I generate with up to H sequences in progress each and T = N - I train; B rollouts a step; L the longest
+//! response, Lbar the mean, tokens. Time is in any one unit: the paper's is a *flash*, one token's forward pass at peak arithmetic.
+
+use super::lengths::Lengths;
+
+/// What one accelerator takes, in units of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// A decode step of h sequences: the larger of `step + token * h` and `least * h`. The share of peak that the paper calls U(h)
+    /// is h over that.
+    pub step: f64,
+    pub token: f64,
+    pub least: f64,
+    /// tau: training one token.
+    pub train: f64,
+    /// The most sequences in progress.
+    pub slots: usize,
+}
+
+impl Speed {
+    /// The paper's case study, in flashes: `U(h) = min(h / (452 + 0.249 h), 0.5)` up to 1024 sequences, tau = 4.92. The two numbers
+    /// of U and tau are fitted to its table; the cap of 0.5 matters only where the lag is above 133.
+    pub const PAPER: Speed = Speed { step: 452.0, token: 0.249, least: 2.0, train: 4.92, slots: 1024 };
+
+    /// Time of one token for each of `sequences`, which may be a mean over accelerators.
+    pub fn decode(&self, sequences: f64) -> f64 {
+        (self.step + self.token * sequences).max(self.least * sequences)
+    }
+}
+
+/// What is to be laid out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    pub accelerators: usize,
+    /// Rollouts a step.
+    pub batch_size: usize,
+    pub lengths: Lengths,
+    pub speed: Speed,
+}
+
+/// What a layout comes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// Completion tokens that are generated and trained, a unit of time.
+    pub tokens: f64,
+    /// Of a trained token, steps.
+    pub max_lag: u64,
+    pub mean_lag: f64,
+}
+
+/// A pipeline's layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    pub generators: usize,
+    pub trainers: usize,
+    /// Sequences in progress on each generator.
+    pub slots: usize,
+}
+
+impl Job {
+    /// All accelerators generate the rollouts of `steps` steps, then all train these steps. The batch of an accelerator shrinks as
+    /// its short sequences end.
+    pub fn conventional(&self, steps: u64) -> Rate {
+        let rollouts = self.batch_size as f64 * steps as f64;
+        let tokens = rollouts * self.lengths.mean();
+        let n = self.accelerators as f64;
+        let generate: f64 = self.lengths.longer().iter().map(|longer| self.speed.decode(rollouts * longer / n)).sum();
+        let train = tokens * self.speed.train / n;
+        let max_lag = steps.saturating_sub(1);
+        Rate { tokens: tokens / (generate + train), max_lag, mean_lag: max_lag as f64 / 2.0 }
+    }
+
+    /// Generators and trainers work at once, each on accelerators of their own, in the steady state.
+    pub fn pipeline(&self, split: Split) -> Rate {
+        let (h, i) = (split.slots as f64, split.generators as f64);
+        let generated = h * i / self.speed.decode(h);
+        let trained = split.trainers as f64 / self.speed.train;
+        let (mean, batch) = (self.lengths.mean(), self.batch_size as f64);
+        let max_lag = (h * i * self.lengths.longest() as f64 / (mean * batch)).ceil() as u64;
+        let mean_lag = h * i / batch * self.lengths.second_moment() / (2.0 * mean * mean);
+        Rate { tokens: generated.min(trained), max_lag, mean_lag }
+    }
+
+    /// The fastest split whose largest lag is at most `max_lag`; of equally fast ones that of the least lag, then of the fewest
+    /// generators. None where one sequence on one generator is too many.
+    pub fn best_split(&self, max_lag: u64) -> Option<(Split, Rate)> {
+        let split = |generators: usize, slots| Split { generators, trainers: self.accelerators - generators, slots };
+        let mut best: Option<(Split, Rate)> = None;
+        for generators in 1..self.accelerators {
+            for slots in 1..=self.speed.slots {
+                let split = split(generators, slots);
+                let rate = self.pipeline(split);
+                if rate.max_lag > max_lag {
+                    break;
+                }
+                let better = |(_, old): &(Split, Rate)| (rate.tokens, old.max_lag) > (old.tokens, rate.max_lag);
+                if best.as_ref().is_none_or(better) {
+                    best = Some((split, rate));
+                }
+                // More sequences would only wait for the trainers.
+                if rate.tokens >= split.trainers as f64 / self.speed.train {
+                    break;
+                }
+            }
+        }
+        best
+    }
+
+    /// The conventional schedule of the largest phase whose mean lag is at most `mean_lag`: more steps are never slower.
+    pub fn conventional_at_mean(&self, mean_lag: f64) -> Rate {
+        self.conventional((2.0 * mean_lag.max(0.0)).floor() as u64 + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case_study(accelerators: usize, batch_size: usize) -> Job {
+        Job { accelerators, batch_size, lengths: Lengths::uniform(1000).unwrap(), speed: Speed::PAPER }
+    }
+
+    fn near(found: f64, expected: f64, share: f64) {
+        assert!((found / expected - 1.0).abs() <= share, "{found}, expected {expected}");
+    }
+
+    /// The paper's table 3, at 128 accelerators and 128 rollouts a step: 16.9 against 10.7, which is 1.57.
+    #[test]
+    fn the_papers_case_study() {
+        let job = case_study(128, 128);
+        let papers = job.pipeline(Split { generators: 44, trainers: 84, slots: 192 });
+        near(papers.tokens, 16.9, 0.02);
+        assert_eq!(papers.max_lag, 132);
+        let conventional = job.conventional(134);
+        near(conventional.tokens, 10.7, 0.02);
+        assert_eq!((conventional.max_lag, conventional.mean_lag), (133, 66.5));
+        let (split, best) = job.best_split(133).unwrap();
+        near(best.tokens / conventional.tokens, 1.57, 0.02);
+        assert!((42..=45).contains(&split.generators) && (185..=205).contains(&split.slots), "{split:?}");
+        // With larger batches the same layout is 16 times younger.
+        assert_eq!(case_study(128, 2048).pipeline(split).max_lag, 9);
+    }
+
+    /// Speed-up at equal largest lag; below about 16 there is none to speak of.
+    #[test]
+    fn speed_up_by_lag() {
+        let job = case_study(128, 128);
+        for (max_lag, expected) in [(16, 1.03), (32, 1.14), (64, 1.31), (100, 1.48), (133, 1.58), (200, 1.40), (400, 1.10)] {
+            let (_, pipeline) = job.best_split(max_lag).unwrap();
+            near(pipeline.tokens / job.conventional(max_lag + 1).tokens, expected, 0.02);
+        }
+        assert_eq!(job.best_split(0), None);
+    }
+
+    /// The cap on U above lag 133: 0.45 and 0.65 in place of 0.5.
+    #[test]
+    fn speed_up_by_the_cap() {
+        for (cap, at) in [(0.45, [(200, 1.35), (400, 1.09)]), (0.65, [(200, 1.49), (400, 1.15)])] {
+            let speed = Speed { least: 1.0 / cap, ..Speed::PAPER };
+            let job = Job { speed, ..case_study(128, 128) };
+            for (max_lag, expected) in at {
+                let (_, pipeline) = job.best_split(max_lag).unwrap();
+                near(pipeline.tokens / job.conventional(max_lag + 1).tokens, expected, 0.02);
+            }
+        }
+    }
+
+    /// Twice the accelerators are twice the lag; equal lengths leave a constant batch nothing to gain but the overlap.
+    #[test]
+    fn what_lag_and_gain_are_a_matter_of() {
+        let split = Split { generators: 44, trainers: 84, slots: 192 };
+        let double = Split { generators: 88, trainers: 168, slots: 192 };
+        let (one, two) = (case_study(128, 128).pipeline(split), case_study(256, 128).pipeline(double));
+        near(two.tokens, 2.0 * one.tokens, 1e-9);
+        near(two.mean_lag, 2.0 * one.mean_lag, 1e-9);
+        near(one.mean_lag, 44.0, 0.01);
+
+        let speed = Speed { step: 452.0, token: 0.0, least: 0.0, ..Speed::PAPER };
+        let job = Job { lengths: Lengths::fixed(500).unwrap(), speed, ..case_study(128, 128) };
+        let (split, pipeline) = job.best_split(64).unwrap();
+        let conventional = job.conventional(65);
+        let generated = job.conventional(65).tokens;
+        let alone = 1.0 / (1.0 / generated - speed.train / 128.0);
+        let overlap = 1.0 + alone * speed.train / 128.0;
+        let most = overlap.min(2.0 - split.generators as f64 / 128.0);
+        assert!(
+            pipeline.tokens / conventional.tokens <= most * 1.001,
+            "{} of {most}",
+            pipeline.tokens / conventional.tokens
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! `tidegate experiment`: cells that are kept, that fail, that are interrupted, and that other settings make anew.
+
+use crate::harness::{Ran, place, tidegate};
+use crate::running::Running;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A run of a tenth of a second.
+const BASE: &str = r#"
+steps = 4
+[model]
+engine = "toy"
+[[task]]
+kind = "sorting"
+[batch]
+batch_size = 8
+group_size = 4
+[generate]
+slots = 16
+max_tokens = 8
+[eval]
+prompts = 6
+"#;
+
+/// One of the rates stops the run: the policy's entropy is below ten.
+const DESIGN: &str = r#"
+about = "Two by two."
+base = "spec.toml"
+set = ["steps=3"]
+seeds = [1, 2]
+[[axis]]
+name = "ends"
+value = [{ name = "well" }, { name = "early", set = ["learn.safeguard.stop_entropy=10.0", "learn.safeguard.stop_steps=2"] }]
+[[axis]]
+name = "max_lag"
+value = [{ name = "0", set = ["schedule.max_lag=0"] }, { name = "2", set = ["schedule.max_lag=2"] }]
+"#;
+
+fn experiment(dir: &TempDir, args: &[&str]) -> Ran {
+    tidegate(dir.path(), &["experiment", "two.toml"].into_iter().chain(args.iter().copied()).collect::<Vec<_>>())
+}
+
+fn workplace() -> TempDir {
+    let dir = place(BASE);
+    fs::write(dir.path().join("two.toml"), DESIGN).unwrap();
+    dir
+}
+
+fn results(dir: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(dir.join("two.jsonl")).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Lines that a table's cells make, without its frame.
+fn rows(out: &str) -> Vec<Vec<String>> {
+    let words = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let rows = out.lines().filter(|line| line.starts_with('|') && !line.contains("---")).map(words);
+    rows.map(|row| row[1..row.len() - 1].to_vec()).collect()
+}
+
+/// Catches a cell that is run twice, one that is lost because its run failed, a mean over other cells, settings that do not reach
+/// their run, and a result that outlives the settings it was made with.
+#[test]
+fn cells_are_run_once_and_told_together() {
+    let dir = workplace();
+    let first = experiment(&dir, &["--markdown"]).ok();
+    assert!(
+        first.err.contains("about     Two by two.\n") && first.err.contains("cells     8 of 8 to run\n"),
+        "{}",
+        first.err
+    );
+    let table = rows(&first.out);
+    assert_eq!(table[0][..5], ["ends", "max_lag", "runs", "failed", "success %"]);
+    let heads: Vec<&[String]> = table[1..].iter().map(|row| &row[..4]).collect();
+    assert_eq!(
+        heads,
+        [["well", "0", "2", "0"], ["well", "2", "2", "0"], ["early", "0", "2", "2"], ["early", "2", "2", "2"]]
+    );
+    assert!(table[1][4].contains(" ± ") && table[3][4..].iter().all(|cell| cell == "-"), "{table:?}");
+
+    let kept = results(dir.path());
+    assert_eq!(kept.len(), 8);
+    let done = &kept[0];
+    assert_eq!((done["at"].as_array().unwrap().len(), done["seed"].as_u64()), (2, Some(1)));
+    assert_eq!(done["outcome"]["done"]["trained_rollouts"], 24);
+    assert_eq!(done["curve"].as_array().unwrap().last().unwrap()["step"], 3);
+    let failed = kept.iter().find(|row| row["at"][0] == "early").unwrap();
+    assert_eq!(failed["outcome"]["failed"]["exit"], 1);
+    assert!(failed["outcome"]["failed"]["error"].as_str().unwrap().contains("the run diverges"), "{failed}");
+    assert_eq!(failed["curve"].as_array().unwrap().len(), 2, "what it did until then");
+    assert!(dir.path().join("runs/experiments/two/ends=well,max_lag=2/seed-2/spec.toml").exists());
+
+    let again = experiment(&dir, &["--markdown"]).ok();
+    assert!(again.err.contains("cells     0 of 8 to run\n"), "{}", again.err);
+    assert_eq!(again.out, first.out);
+
+    fs::write(dir.path().join("spec.toml"), BASE.replace("slots = 16", "slots = 24")).unwrap();
+    let other = experiment(&dir, &["--only", "ends=well", "--seeds", "3", "--table"]).ok();
+    assert!(other.err.contains("cells     0 of 2 to run\n") && other.out.contains(" 0 "), "{}{}", other.err, other.out);
+    let other = experiment(&dir, &["--only", "ends=well", "--only", "max_lag=0"]).ok();
+    assert!(other.err.contains("cells     2 of 2 to run\n"), "{}", other.err);
+    assert_eq!(results(dir.path()).len(), 8, "they took the place of those of other settings");
+}
+
+/// Catches a result of half a cell, and results that are lost with the cell that was interrupted.
+#[test]
+fn an_interrupted_experiment_goes_on() {
+    let dir = workplace();
+    let long = DESIGN.replace("steps=3", "steps=1000000").replace("\"early\", set = [", "\"early\", set = [\"steps=2\", ");
+    fs::write(dir.path().join("two.toml"), &long).unwrap();
+    let early = experiment(&dir, &["--only", "ends=early", "--only", "max_lag=0", "--seeds", "1"]).ok();
+    assert!(early.err.contains("cells     1 of 1 to run\n"), "{}", early.err);
+    assert_eq!(results(dir.path()).len(), 1);
+    let running = Running::at(dir, &["env", "--default-signal=INT"], &["experiment", "two.toml"]);
+    let step = running.dir.path().join("runs/experiments/two/ends=well,max_lag=0/seed-1/rollouts/step-00000002.parquet");
+    running.until_said("cell ");
+    while !step.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    running.signal("INT");
+    let (ran, dir) = running.end();
+    assert_eq!(ran.code, 130, "{}", ran.err);
+    assert_eq!(results(dir.path()).len(), 1);
+    let said = fs::read_to_string(dir.path().join("runs/experiments/two/ends=well,max_lag=0/seed-1.log")).unwrap();
+    assert!(said.contains("sealing what is complete"), "the run was told: {said}");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_before_anything_is() {
+    let dir = workplace();
+    let refused = |text: &str, says: &[&str]| {
+        fs::write(dir.path().join("two.toml"), text).unwrap();
+        experiment(&dir, &[]).refused(2, says);
+        assert!(!dir.path().join("runs").exists());
+    };
+    refused(
+        &DESIGN.replace("schedule.max_lag=2", "schedule.max_lg=2"),
+        &["schedule.max_lg = 2", "did you mean schedule.max_lag?", "(in the cell ends=well max_lag=2 seed=1)"],
+    );
+    refused(&DESIGN.replace("spec.toml", "none.toml"), &["SPEC = none.toml: No such file"]);
+    refused(&DESIGN.replace("about", "abuot"), &["abuot", "did you mean about?"]);
+    tidegate(dir.path(), &["experiment", "lossy"])
+        .refused(2, &["EXPERIMENT = lossy: no such file", "data/experiments holds none"]);
+}
