@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tidegate::pipeline;
 use tidegate_operators::admit::Prompts;
+use tidegate_operators::balance::Balance;
 use tidegate_operators::census::Census;
 use tidegate_operators::dataflow::Ports;
 use tidegate_operators::estimate::Estimator;
@@ -197,6 +198,7 @@ fn plan(generators: Vec<usize>, learner: usize) -> Plan {
         weights_update: WeightsUpdate::InFlight,
         order: Order::Arrival,
         short_batch: ShortBatch::Train,
+        balance: Balance::Fixed,
         slots: SLOTS,
         generators,
         learner,

@@ -4,6 +4,7 @@
 //! groups it would admit now ([`Admission::cap`]), so its output's frontier says which dues can still come.
 
 use crate::alarm::{Alarm, UNCONNECTED, Wake, output};
+use crate::balance::{Share, Spent};
 use crate::fault::{Fault, Halt, guarded};
 use crate::lag::Admission;
 use crate::plan::Plan;
@@ -11,6 +12,7 @@ use crate::record::{Group, Prompt, Step, Version, now_ns};
 use crate::success::Rate;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Instant;
 use timely::dataflow::StreamVec;
 use timely::dataflow::channels::pact::{Exchange, Pipeline};
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
@@ -43,6 +45,8 @@ pub enum Feedback {
     Returned,
     /// The success rate of a bin of prompts is another now.
     Rate { bin: u64, rate: Rate },
+    /// A step was done, and this is where the learner's worker spent its time.
+    Stepped(Spent),
 }
 
 /// The end of admission.
@@ -64,8 +68,8 @@ pub struct Admitted<'scope> {
 /// Most prompts of one activation.
 const PROMPTS: usize = 8;
 
-/// Admits prompts while the lag rule allows and a generator has room; the one with the fewest rollouts in progress gets the
-/// group. `prompts` is read on the plan's [`admitter`](Plan::admitter).
+/// Admits prompts while the lag rule allows and a generator has room; the one with the fewest rollouts in progress, for the room that
+/// it has, gets the group. That of a worker that also trains has the room that its [`Share`] gives it. `prompts` is read on the plan's [`admitter`](Plan::admitter).
 pub fn admit<'scope, P: Prompts + 'static>(
     versions: StreamVec<'scope, Step, Version>,
     feedback: StreamVec<'scope, Step, Feedback>,
@@ -94,6 +98,7 @@ pub fn admit<'scope, P: Prompts + 'static>(
         move |_frontiers| {
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
             let state = &mut admit;
+            state.iter_mut().for_each(Admit::clock);
             versions.for_each(|_, data| data.drain(..).for_each(|version| see(state, version)));
             feedback.for_each(|_, data| {
                 data.drain(..).for_each(|event| alarm.check(hear(state, event)).unwrap_or_default());
@@ -146,10 +151,11 @@ fn hear<P: Prompts>(state: &mut Option<Admit<P>>, event: Feedback) -> Result<(),
     match (state, event) {
         (Some(state), Feedback::Returned) => state.admission.returned(),
         (Some(state), Feedback::Finished { generator, rollouts }) => {
-            let entry = state.generating.iter_mut().find(|(worker, _)| *worker == generator);
-            entry.into_iter().for_each(|(_, running)| *running = running.saturating_sub(rollouts));
+            let entry = state.generating.iter_mut().find(|of| of.worker == generator);
+            entry.into_iter().for_each(|of| of.running = of.running.saturating_sub(rollouts));
         }
         (Some(state), Feedback::Rate { bin, rate }) => return guarded("admit", || state.prompts.learned(bin, rate)),
+        (Some(state), Feedback::Stepped(spent)) => state.stepped(spent),
         (None, _) => {}
     }
     Ok(())
@@ -158,46 +164,92 @@ fn hear<P: Prompts>(state: &mut Option<Admit<P>>, event: Feedback) -> Result<(),
 struct Admit<P> {
     prompts: P,
     admission: Admission,
-    /// Each generator's worker, and how many rollouts it has in progress or queued.
-    generating: Vec<(usize, usize)>,
-    slots: usize,
+    generating: Vec<Generating>,
     size: u32,
+    balanced: Option<Balanced>,
+}
+
+/// What a generator has to do.
+struct Generating {
+    worker: usize,
+    /// Rollouts in progress or queued, and how many it may have before it gets no more.
+    running: usize,
+    slots: usize,
+}
+
+impl Generating {
+    fn has_room(&self) -> bool {
+        self.running < self.slots
+    }
+}
+
+/// A generator whose room is found as the run goes on.
+struct Balanced {
+    worker: usize,
+    share: Share,
+    /// When the others were looked at last, and for how long they had nothing in progress since the last step, all added up.
+    seen: Instant,
+    idle_ns: u64,
 }
 
 impl<P: Prompts> Admit<P> {
     fn new(prompts: P, plan: &Plan) -> Self {
+        let generating = |worker: &usize| Generating { worker: *worker, running: 0, slots: plan.slots };
+        let balanced = plan.balanced().map(|worker| {
+            let share = Share::new(plan.slots, plan.group_size as usize);
+            Balanced { worker, share, seen: Instant::now(), idle_ns: 0 }
+        });
         Admit {
             prompts,
             admission: Admission::new(plan.schedule, plan.start.clone(), plan.steps, plan.batch_groups),
-            generating: plan.generators.iter().map(|worker| (*worker, 0)).collect(),
-            slots: plan.slots,
+            generating: plan.generators.iter().map(generating).collect(),
             size: plan.group_size,
+            balanced,
         }
+    }
+
+    /// Counts the time in which others than the balanced generator were idle.
+    fn clock(&mut self) {
+        let Some(balanced) = &mut self.balanced else { return };
+        let idle = self.generating.iter().filter(|of| of.worker != balanced.worker && of.running == 0).count();
+        let now = Instant::now();
+        let since = u64::try_from((now - balanced.seen).as_nanos()).unwrap_or(u64::MAX);
+        balanced.idle_ns = balanced.idle_ns.saturating_add(since.saturating_mul(idle as u64));
+        balanced.seen = now;
+    }
+
+    fn stepped(&mut self, spent: Spent) {
+        let Some(Balanced { worker, share, idle_ns, .. }) = &mut self.balanced else { return };
+        let others = self.generating.iter().filter(|of| of.worker != *worker).count();
+        share.step(spent, std::mem::take(idle_ns) / others.max(1) as u64);
+        let shared = self.generating.iter_mut().find(|of| of.worker == *worker);
+        shared.into_iter().for_each(|of| of.slots = share.rollouts());
     }
 
     /// Whether one more group can be admitted now, if there is a prompt.
     fn room(&self) -> bool {
-        self.admission.open() && self.generating.iter().any(|(_, running)| *running < self.slots)
+        self.admission.open() && self.generating.iter().any(Generating::has_room)
     }
 
     /// The next group; None if there is no room now, or no prompt any more.
     fn next(&mut self) -> Result<Option<Group>, Fault> {
-        let freest =
-            self.generating.iter_mut().min_by_key(|(_, running)| *running).filter(|(_, running)| *running < self.slots);
-        let Some((generator, running)) = freest.filter(|_| self.admission.open()) else { return Ok(None) };
+        let with_room = self.generating.iter_mut().filter(|of| of.has_room());
+        // The smallest share of its room in use.
+        let freest = with_room.min_by(|a, b| (a.running * b.slots).cmp(&(b.running * a.slots)));
+        let Some(freest) = freest.filter(|_| self.admission.open()) else { return Ok(None) };
         let Some(prompt) = guarded("admit", || self.prompts.prompt(self.admission.next()))? else {
             self.admission.end();
             return Ok(None);
         };
         let Some(header) = self.admission.admit() else { return Ok(None) };
-        *running += self.size as usize;
+        freest.running += self.size as usize;
         Ok(Some(Group {
             number: header.number,
             due: header.due,
             earlier: header.earlier,
             oldest: header.oldest,
             size: self.size,
-            generator: *generator,
+            generator: freest.worker,
             prompt,
             admitted_ns: now_ns(),
         }))

@@ -67,7 +67,7 @@ pub struct Probes {
 ///
 /// ```
 /// # use std::sync::{Arc, Mutex};
-/// # use tidegate_operators::{admit::Prompts, census::Census, dataflow::{Ports, dataflow}, estimate::Estimator};
+/// # use tidegate_operators::{admit::Prompts, balance::Balance, census::Census, dataflow::{Ports, dataflow}, estimate::Estimator};
 /// # use tidegate_operators::{fault::{Fault, Halt}, generate::Generator, plan::{Order, Plan, ShortBatch}, record::*};
 /// # use tidegate_operators::{schedule::{Schedule, WeightsUpdate}, score::Scorer, seal::Log, start::Start, train::{Learner, Trained}};
 /// # struct Endless;
@@ -120,6 +120,7 @@ pub struct Probes {
 ///     generators: vec![0],
 ///     learner: 0,
 ///     window: 0,
+///     balance: Balance::Fixed,
 /// };
 /// let log = Arc::new(Mutex::new(Vec::new()));
 /// let steps = Arc::clone(&log);

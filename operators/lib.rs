@@ -8,9 +8,10 @@
 //!              +---------------- feedback ---------------+   version frontier = steps done
 //! ```
 //!
-//! Floor 0 ([`record`], [`fault`], [`plan`], [`schedule`], [`lag`], [`select`], [`start`], [`batch`], [`success`]) knows nothing of timely;
-//! the operators know nothing of each other beyond the records they pass on; [`dataflow`](dataflow::dataflow) wires them.
+//! Floor 0 ([`record`], [`fault`], [`plan`], [`schedule`], [`lag`], [`select`], [`start`], [`batch`], [`balance`], [`success`]) knows nothing
+//! of timely; the operators know nothing of each other beyond the records they pass on; [`dataflow`](dataflow::dataflow) wires them.
 
+pub mod balance;
 pub mod batch;
 pub mod fault;
 pub mod lag;

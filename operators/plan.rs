@@ -1,5 +1,6 @@
 //! The plan of a run: its size, its schedule, and which worker does what (floor 0).
 
+use crate::balance::Balance;
 use crate::record::Step;
 use crate::schedule::{Schedule, WeightsUpdate};
 use crate::start::Start;
@@ -47,12 +48,14 @@ pub struct Plan {
     pub short_batch: ShortBatch,
     /// Rollouts in progress on each generator.
     pub slots: usize,
-    /// The timely workers that generate, score and estimate. The first one also admits.
+    /// The timely workers that generate, score and estimate.
     pub generators: Vec<usize>,
     /// The timely worker that trains and seals.
     pub learner: usize,
     /// How many groups of a bin count for its success rate, the last ones; 0: no rates are kept.
     pub window: usize,
+    /// Of a worker that trains and generates beside others: how much it generates.
+    pub balance: Balance,
 }
 
 /// A plan that cannot be run: the field, its value and what would be right.
@@ -72,10 +75,19 @@ impl fmt::Display for PlanError {
 impl std::error::Error for PlanError {}
 
 impl Plan {
-    /// The worker that admits: a generator, since it must refill slots between two decode steps (a micro-batch of the
-    /// learner is many of these long).
+    /// The worker that admits: the first generator, since it must refill slots between two decode steps (a micro-batch of the
+    /// learner is many of these long); where the balance is found, the first that does not train, which is why it is one.
     pub fn admitter(&self) -> usize {
-        self.generators.first().copied().unwrap_or(self.learner)
+        let apart = self.generators.iter().find(|worker| self.balance == Balance::Auto && **worker != self.learner);
+        apart.or(self.generators.first()).copied().unwrap_or(self.learner)
+    }
+
+    /// The generator whose share of the groups is found while the run goes on, if there is one.
+    pub fn balanced(&self) -> Option<usize> {
+        let shared = self.generators.contains(&self.learner) && self.generators.len() > 1;
+        // On policy and by turns one side waits while the other works, whoever does what.
+        let overlaps = self.schedule.phase().is_none() && self.schedule.bound() > 0;
+        (self.balance == Balance::Auto && shared && overlaps).then_some(self.learner)
     }
 
     /// Whether `peers` workers can run the plan.
@@ -140,6 +152,7 @@ mod tests {
             generators: vec![0],
             learner: 1,
             window: 0,
+            balance: Balance::Fixed,
         }
     }
 
@@ -147,6 +160,23 @@ mod tests {
         let mut plan = plan();
         change(&mut plan);
         plan.validate(2).unwrap_err().key
+    }
+
+    /// Catches a sole generator whose groups are taken away, and an admission that waits for micro-batches although it need not.
+    #[test]
+    fn only_one_beside_others_is_balanced() {
+        let of = |balance, generators: &[usize], learner| {
+            let plan = Plan { generators: generators.to_vec(), learner, balance, ..plan() };
+            (plan.admitter(), plan.balanced())
+        };
+        assert_eq!(of(Balance::Fixed, &[0, 1], 0), (0, None));
+        assert_eq!(of(Balance::Auto, &[0, 1], 0), (1, Some(0)));
+        assert_eq!(of(Balance::Auto, &[2, 1], 1), (2, Some(1)));
+        assert_eq!(of(Balance::Auto, &[0], 0), (0, None));
+        assert_eq!(of(Balance::Auto, &[0, 1], 2), (0, None));
+        let on_policy = Schedule::Pipeline { max_lag: 0 };
+        let plan = Plan { generators: vec![0, 1], balance: Balance::Auto, schedule: on_policy, ..plan() };
+        assert_eq!(plan.balanced(), None);
     }
 
     /// Catches a plan that would hang or lose groups being accepted (a generator that does not exist gets groups that no

@@ -264,8 +264,13 @@ pub struct Metrics {
     pub critic_lr: f64,
     pub critic_grad_norm: f64,
     pub critic_micro_batch_tokens: u64,
-    /// True where nothing was learned: the batch held nothing to train, or the gradient was an outlier.
+    /// True where nothing was learned: the batch held nothing to train, the gradient was an outlier, or one of the next two.
     pub skipped: bool,
+    /// True where a safeguard keeps the gradient for the step after this one; where it paused the run for a low ESS.
+    pub held: bool,
+    pub paused: bool,
+    /// Batches whose gradients were added up to the step's, its own among them (0 in logs that do not say).
+    pub enlarged: u64,
     /// Mean over rollouts that have a reward; share of them with reward at least 1.
     pub reward: f64,
     pub success: f64,
@@ -283,6 +288,13 @@ pub struct Metrics {
     pub wait_forced_ns: u64,
     pub wait_any_ns: u64,
     pub wait_log_ns: u64,
+    /// Of the same worker, what is left of the step: in other operators while a step was open.
+    pub elsewhere_ns: u64,
+    /// Of all generators together, but for one on the learner's worker where there are others, since the step before: in decode steps and
+    /// loading weights; with nothing in progress; all their time (0 in logs that do not say).
+    pub sample_ns: u64,
+    pub idle_ns: u64,
+    pub generators_ns: u64,
     /// When the step ended.
     pub finished_ns: i64,
     /// Hash of every tensor after the step (name, first 16 hexadecimal digits of BLAKE3 over its little-endian bytes).

@@ -6,6 +6,7 @@
 
 use crate::admit::{End, Feedback};
 use crate::alarm::{Alarm, Output, UNCONNECTED, Wake, first, output, to};
+use crate::balance::Spent;
 use crate::batch;
 use crate::fault::{Fault, Halt, guarded};
 use crate::plan::{Order, Plan, ShortBatch};
@@ -364,7 +365,8 @@ impl<L: Learner> Train<L> {
         batch::measure(&mut metrics, &batch);
         // The step is done and goes to the log, even if no snapshot can be had of it.
         let published = self.publish(learner, step);
-        self.clock.finish(&mut metrics);
+        let spent = self.clock.finish(&mut metrics);
+        self.outputs.feedback.activate().session(&self.outputs.own.feedback).give(Feedback::Stepped(spent));
         self.seal(step, batch, Some(metrics));
         published
     }
@@ -397,6 +399,7 @@ enum Cause {
 
 /// Where the learner's worker spends its time since the step before, nanoseconds.
 struct Clock {
+    started: Instant,
     mark: Instant,
     waiting: Cause,
     train_ns: u64,
@@ -410,7 +413,8 @@ struct Clock {
 impl Clock {
     fn new(finished_ns: i64) -> Self {
         let waiting = Cause::Groups(Wait::Any);
-        Clock { mark: Instant::now(), waiting, train_ns: 0, forced_ns: 0, any_ns: 0, log_ns: 0, finished_ns }
+        let now = Instant::now();
+        Clock { started: now, mark: now, waiting, train_ns: 0, forced_ns: 0, any_ns: 0, log_ns: 0, finished_ns }
     }
 
     /// From now on the wait is for `next`.
@@ -437,13 +441,17 @@ impl Clock {
         result
     }
 
-    fn finish(&mut self, metrics: &mut Metrics) {
+    fn finish(&mut self, metrics: &mut Metrics) -> Spent {
+        let whole_ns = nanoseconds(self.started);
+        let waited_ns = self.forced_ns + self.any_ns;
         metrics.train_ns = self.train_ns;
         metrics.wait_forced_ns = self.forced_ns;
         metrics.wait_any_ns = self.any_ns;
         metrics.wait_log_ns = self.log_ns;
+        metrics.elsewhere_ns = whole_ns.saturating_sub(self.train_ns + waited_ns + self.log_ns);
         metrics.finished_ns = now_ns().max(self.finished_ns.saturating_add(1));
         *self = Clock::new(metrics.finished_ns);
+        Spent { whole_ns, waited_ns }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The run's configuration, composed of each floor's own (floor 3). Every key has a default that is written out again.
 
+mod balance;
 mod check;
 mod critic;
 mod curriculum;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use tidegate_operators::balance::Balance;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 use tidegate_operators::start::Start;
@@ -201,13 +203,22 @@ pub struct WorkersSpec {
     /// libtorch threads of each generating, and of the training worker.
     pub generator_threads: u16,
     pub learner_threads: u16,
+    /// How much a worker that generates and trains generates: `fixed`, or `auto`.
+    pub balance: Balance,
     /// Processes of the run.
     pub processes: usize,
 }
 
 impl Default for WorkersSpec {
     fn default() -> Self {
-        WorkersSpec { generators: vec![0], learners: vec![1], generator_threads: 1, learner_threads: 1, processes: 1 }
+        WorkersSpec {
+            generators: vec![0],
+            learners: vec![1],
+            generator_threads: 1,
+            learner_threads: 1,
+            balance: Balance::default(),
+            processes: 1,
+        }
     }
 }
 
@@ -432,6 +443,7 @@ impl Spec {
             generators: self.workers.generators.clone(),
             learner: self.learner(),
             window: self.curriculum.kept(),
+            balance: self.workers.balance,
         }
     }
 }

@@ -11,6 +11,7 @@ use tidegate::engine::spec::{Learning, LrSchedule, Sampling};
 use tidegate::engine::toy::{ToyGenerator, ToyLearner, ToyPrompts, ToyScorer, ToyWeights, resample};
 use tidegate::kernel::advantage::{Advantage, group_advantages};
 use tidegate_operators::admit::Prompts;
+use tidegate_operators::balance::Balance;
 use tidegate_operators::census::Census;
 use tidegate_operators::dataflow::{Notice, Ports, dataflow};
 use tidegate_operators::estimate::Estimator;
@@ -193,6 +194,7 @@ fn plan(max_lag: u64, generators: &[usize], learner: usize) -> Plan {
         weights_update: WeightsUpdate::InFlight,
         order: Order::Arrival,
         short_batch: ShortBatch::Train,
+        balance: Balance::Fixed,
         slots: 8,
         generators: generators.to_vec(),
         learner,

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tidegate_operators::admit::{Admitted, End, Feedback, admit};
+use tidegate_operators::balance::Spent;
 use tidegate_operators::census::{Census, census};
 use tidegate_operators::estimate::estimate;
 use tidegate_operators::fault::{Fault, Halt};
@@ -229,6 +230,8 @@ fn admit_keeps_its_capability_and_its_limits() {
             if worker.index() == 0 {
                 feedback.send(Feedback::Finished { generator: workers - 1, rollouts: 4 });
                 feedback.send(Feedback::Returned);
+                // Nothing of it is asked where the balance is fixed.
+                feedback.send(Feedback::Stepped(Spent { whole_ns: 100, waited_ns: 90 }));
                 feedback.flush();
             }
             worker.step_while(|| here && dues().len() < 5);

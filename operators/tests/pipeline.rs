@@ -6,6 +6,7 @@ mod common;
 use common::{Outcome, World, plan, run};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use tidegate_operators::balance::Balance;
 use tidegate_operators::fault::Halt;
 use tidegate_operators::plan::{Order, Plan, ShortBatch};
 use tidegate_operators::record::{Reason, Rollout, Status, Step};
@@ -77,6 +78,7 @@ fn worlds() -> impl Strategy<Value = (Plan, World, usize)> {
         plan.generators = (0..workers).filter(|worker| workers == 1 || *worker != plan.learner || seed % 2 == 0).collect();
         let by = seed as usize % plan.generators.len();
         plan.generators.rotate_left(by);
+        plan.balance = if seed % 5 < 3 { Balance::Auto } else { Balance::Fixed };
         let [refused, discarded, unscored] = [[0, 0, 0], [15, 15, 15], [0, 40, 30]][discards as usize];
         (plan, World { seed, prompts, longest, pieces, refused, discarded, unscored, sleep, ..World::default() }, workers)
     })
@@ -85,7 +87,7 @@ fn worlds() -> impl Strategy<Value = (Plan, World, usize)> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() })]
 
-    /// Catches any break of the bound, a hang, a lost or doubled group, a step that is not whole, under random sizes, delays,
+    /// Catches any break of the bound, whoever gets the groups, a hang, a lost or doubled group, a step that is not whole, under random sizes, delays,
     /// discards at every stage, both orders, and data that end inside a batch.
     #[test]
     fn every_run_keeps_the_promises((plan, world, workers) in worlds()) {

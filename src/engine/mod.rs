@@ -7,6 +7,7 @@ pub mod kept;
 pub mod reference;
 pub mod sampler;
 pub mod spec;
+pub mod taking;
 pub mod tally;
 pub mod text_file;
 pub mod tokenizer;

@@ -5,8 +5,10 @@
 use crate::engine::critic::Objective;
 use crate::engine::kept::{kept, lags};
 use crate::engine::spec::Learning;
+use crate::engine::taking::Computed;
 use crate::kernel::critic::{Explained, clipped_value_loss};
 use crate::kernel::ess::Ess;
+use crate::kernel::held::Batches;
 use crate::kernel::kl;
 use crate::kernel::loss::{Term, Tokens, policy_loss};
 use crate::kernel::mean::Mean;
@@ -36,6 +38,8 @@ pub struct Tally {
     kl_reference: Mean,
     terms: Vec<Term>,
     lag: Vec<u64>,
+    lag_mean: Mean,
+    lag_max: u64,
 }
 
 impl Tally {
@@ -84,6 +88,11 @@ impl Tally {
             self.entropy.add(f64::from(entropy));
             self.ess.add(f64::from(term.weight));
             self.clipped.add(f64::from(u8::from(term.clipped)));
+            // A demonstration has no versions, and no lag.
+            if let Some(&lag) = self.lag.get(t) {
+                self.lag_mean.add(lag as f64);
+                self.lag_max = self.lag_max.max(lag);
+            }
         }
         self.rollouts += 1;
         if learning.objective == Objective::Policy {
@@ -136,6 +145,13 @@ impl Tally {
             self.kl_k3.add(f64::from(kl::k3(behavior, current)));
             self.logp_gap.add(f64::from((current - behavior).abs()));
         }
+    }
+
+    /// What decides whether the step takes its gradient.
+    pub fn computed(&self) -> Computed {
+        let (sequences, tokens) = (self.rollouts, self.entropy.count());
+        let batch = Batches { batches: 1, sequences, tokens, ess: self.ess, lag: self.lag_mean };
+        Computed { batch, lag_max: self.lag_max }
     }
 
     /// The learner's metrics, but for those of the update. Means over nothing are 0, as the record's defaults are.
@@ -254,6 +270,8 @@ mod tests {
         let m = tally.metrics(&learning);
         assert_eq!((m.rollouts, m.tokens, m.entropy, m.ess, m.kl_k3, m.logp_gap), (1, 1, 2.0, 1.0, 0.0, 0.0));
         assert_eq!((m.policy_loss, m.value_loss), (1.0, 0.125));
+        let computed = tally.computed();
+        assert_eq!((computed.batch.tokens, computed.batch.lag.value(), computed.lag_max), (1, Some(2.0), 2));
         assert_eq!((rollout.mask, rollout.logp_current), (vec![true; 2], vec![-1.0; 2]));
     }
 }

@@ -34,13 +34,7 @@ impl<L: Learner> Stopping<L> {
 
     fn look(&mut self, metrics: &Metrics) {
         let Some(seen) = seen(metrics) else { return };
-        if metrics.skipped {
-            say(format_args!(
-                "note      step {} was skipped: its gradient's norm is {}, above learn.safeguard.skip_norm = {} times the median of \
-                 the {} before",
-                metrics.step, metrics.grad_norm as f32, self.safeguard.skip_norm, self.safeguard.skip_window
-            ));
-        }
+        skipped(metrics, &self.safeguard).into_iter().for_each(|why| say(format_args!("note      {why}")));
         let sign = self.streaks.add(&self.safeguard, seen);
         self.diverged = sign.map(|sign| why(sign, seen, metrics.step, &self.safeguard));
     }
@@ -50,6 +44,27 @@ impl<L: Learner> Stopping<L> {
 fn seen(metrics: &Metrics) -> Option<Seen> {
     let Metrics { entropy, kl_k3: kl, ess, tokens, .. } = *metrics;
     (tokens > 0).then_some(Seen { entropy, kl, ess })
+}
+
+/// Why a step was skipped, if it was; one that holds its gradient is no loss.
+fn skipped(metrics: &Metrics, safeguard: &Safeguard) -> Option<String> {
+    let Metrics { step, skipped, held, paused, .. } = *metrics;
+    let (ess, norm) = (metrics.ess as f32, metrics.grad_norm as f32);
+    if paused && ess < safeguard.skip_ess as f32 {
+        let limit = safeguard.skip_ess;
+        return Some(format!("step {step} was skipped: its ESS is {ess}, below learn.safeguard.skip_ess = {limit}"));
+    }
+    if paused {
+        let until = "until a batch was sampled by the newest weights alone (learn.safeguard.skip_ess)";
+        return Some(format!("step {step} was skipped: the run pauses {until}; its ESS is {ess}"));
+    }
+    let Safeguard { skip_norm, skip_window, .. } = safeguard;
+    (skipped && !held).then(|| {
+        format!(
+            "step {step} was skipped: its gradient's norm is {norm}, above learn.safeguard.skip_norm = {skip_norm} times the median of \
+             the {skip_window} before"
+        )
+    })
 }
 
 /// What was seen, and what to try, in a sentence or two.
@@ -213,6 +228,25 @@ mod tests {
         assert_eq!(taken(safeguard, &[], counted_on).0, 4, "nor does it end a row");
         let off = Safeguard { stop_steps: 1, ..Safeguard::default() };
         assert_eq!(taken(off, &[], vec![low.clone(), metrics(2, 0.0, f64::MAX, 0.0), low]), (3, None));
+    }
+
+    /// Catches a step that is told for the wrong reason, and one that is told although nothing is lost by it.
+    #[test]
+    fn a_step_that_is_skipped_says_why() {
+        let safeguard = Safeguard { skip_ess: 0.5, skip_norm: 4.0, ..Safeguard::default() };
+        let of = |ess, paused, held| Metrics { skipped: true, paused, held, grad_norm: 8.0, ..metrics(3, 1.0, 0.0, ess) };
+        let says = |metrics: &Metrics| skipped(metrics, &safeguard).unwrap_or_default();
+        assert_eq!(
+            says(&of(0.25, true, false)),
+            "step 3 was skipped: its ESS is 0.25, below learn.safeguard.skip_ess = 0.5"
+        );
+        let pauses = "step 3 was skipped: the run pauses until a batch was sampled by the newest weights alone \
+                      (learn.safeguard.skip_ess); its ESS is 0.75";
+        assert_eq!(says(&of(0.75, true, false)), pauses);
+        let outlier = "step 3 was skipped: its gradient's norm is 8, above learn.safeguard.skip_norm = 4 times the median of the 32 \
+                       before";
+        assert_eq!(says(&of(0.75, false, false)), outlier);
+        assert_eq!((says(&of(0.75, false, true)), says(&metrics(3, 1.0, 0.0, 0.9))), (String::new(), String::new()));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
 
 pub mod analyze;
+pub mod balance;
 pub mod best;
 pub mod checkpoints;
 pub mod course;
@@ -39,6 +40,7 @@ pub mod signals;
 pub mod summary;
 pub mod training;
 pub mod verdict;
+pub mod waits;
 pub mod whitening;
 
 use crate::error::{Error, Result};

@@ -1,7 +1,9 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
+use crate::jobs::balance::{Shares, Steady, Window};
 use crate::jobs::pace::Pace;
 use crate::jobs::say;
+use crate::jobs::waits::Waits as GeneratorWaits;
 use crate::spec::Spec;
 use crate::tasks::outside::{Meter, Waits};
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
@@ -25,6 +27,8 @@ pub struct Counters {
     /// The learner's in copies for generators and checkpoints, which no step's metrics have.
     pub copies_ns: AtomicU64,
     pub pace: Pace,
+    /// Where the generators' time goes.
+    pub waits: GeneratorWaits,
     /// Of rewards from outside.
     pub rewards: Option<Meter>,
     /// Whether the learner is in a step.
@@ -159,6 +163,7 @@ struct State {
     trained_tokens: u64,
     lag_max: u64,
     micro_batch_tokens: u64,
+    window: Window,
 }
 
 impl Progress {
@@ -174,6 +179,7 @@ impl Progress {
             trained_tokens: 0,
             lag_max: 0,
             micro_batch_tokens: spec.learn.micro_batch_tokens as u64,
+            window: Window::default(),
         };
         let shared = Arc::new(Mutex::new(state));
         let progress = Progress { bar, plain, shared, counters, bound: spec.schedule.schedule().bound() };
@@ -221,8 +227,9 @@ impl Progress {
         let rewards = self.counters.rewards.as_ref().map(Meter::waits).unwrap_or_default();
         // A critic learns at some rate, until the schedule ends at 0.
         let critic = if m.critic_lr > 0.0 { format!("explained {:.2}  ", m.explained_variance) } else { String::new() };
+        let shares = state.window.add(m).shares().unwrap_or_default();
         let line = format!(
-            "reward {:.3}  {critic}lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {}",
+            "reward {:.3}  {critic}lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {}{}",
             m.reward,
             m.lag_mean,
             state.lag_max,
@@ -231,6 +238,7 @@ impl Progress {
             rate(self.counters.tokens.load(Ordering::Relaxed)),
             rate(state.trained_tokens),
             waits_for(m, rewards, sampling),
+            in_shares(&shares),
         );
         let last = Some(m.step) == self.bar.length();
         if self.plain && (state.printed.elapsed() >= LINE_EVERY || m.step == 1 || last) {
@@ -263,6 +271,13 @@ fn waits_for(m: &Metrics, rewards: Waits, sampling: Duration) -> String {
     }
 }
 
+/// The shares of the last steps that somebody waited.
+fn in_shares(shares: &Shares) -> String {
+    let waited = shares.waited_any + shares.waited_forced + shares.waited_log;
+    let idle = shares.idle.map(|idle| format!(", generators idle {:.0} %", 100.0 * idle)).unwrap_or_default();
+    format!(" ({:.0} %{idle})", 100.0 * waited)
+}
+
 /// What was sealed so far, added up: of a long run one number a step is held.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SealedSoFar {
@@ -282,6 +297,8 @@ pub struct SealedSoFar {
     pub wait_any_ns: u64,
     pub wait_log_ns: u64,
     pub torch_ns: u64,
+    /// What everybody waited for.
+    pub steady: Steady,
 }
 
 impl SealedSoFar {
@@ -342,6 +359,7 @@ impl<D: Log> Log for Shown<D> {
         if let Some(metrics) = metrics {
             self.progress.step(&metrics, sampling);
             sealed.add(&metrics);
+            sealed.steady.add(&metrics, self.progress.bar.length().unwrap_or(0), self.progress.bound);
         }
         Ok(())
     }
@@ -367,6 +385,15 @@ mod tests {
         assert_eq!(waits_for(&metrics(1, 3, 2)), "forced groups");
         assert_eq!(waits_for(&metrics(1, 3, 4)), "the log");
         assert_eq!(waits_for(&Metrics::default()), "nothing");
+    }
+
+    /// Catches a wait that is shown as none, and generators of which nothing is known.
+    #[test]
+    fn waits_are_shown_as_shares() {
+        let shares =
+            Shares { waited_any: 0.2, waited_forced: 0.1, waited_log: 0.11, idle: Some(0.034), ..Shares::default() };
+        assert_eq!(in_shares(&shares), " (41 %, generators idle 3 %)");
+        assert_eq!(in_shares(&Shares { idle: None, ..shares }), " (41 %)");
     }
 
     /// Catches a mean of means, and a step without trained tokens that counts as one with a lag and an ESS of 0.

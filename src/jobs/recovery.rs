@@ -5,6 +5,8 @@
 use crate::crash;
 use crate::engine::contract::{Engine, Identity};
 use crate::engine::reference::Drift;
+use crate::engine::spec::Learning;
+use crate::engine::taking::judged_norm;
 use crate::error::{Error, Result};
 use crate::jobs::lent::Lent;
 use crate::jobs::reference::{self, Loaded, Referee, Refreshed};
@@ -90,7 +92,7 @@ where
     let checkpoint = Some(state.step).filter(|step| *step > 0);
     crash::at("resume: loaded");
     let referee = Referee { refreshed: refreshed.clone(), drift, ..Referee::default() };
-    let learner = again::<E>(spec, folder, state.step..last, learner, referee, bits, halt)?;
+    let learner = again::<E>(spec, folder, E::version(&learner)..last, learner, referee, bits, halt)?;
     crash::at("resume: replayed");
     for step in state.step + 1..=last {
         let file = log.step(step)?;
@@ -104,7 +106,7 @@ where
     let waiting = waiting(spec, &mut log, &mut state.groups, &mut start)?;
     let identity = first
         .map_or_else(|| engine.identity(), |Footer { info, .. }| Identity { model: info.model, tokenizer: info.tokenizer });
-    let before = measured(&mut log, last)?;
+    let before = measured(&mut log, &spec.learn, last)?;
     let loaded = checkpoint.map_or(Loaded::First, |_| Loaded::Later(&identity));
     let frozen = reference::frozen(spec, &engine, loaded, &refreshed, &open)?;
     let referee = Referee { frozen, refreshed, drift: Drift::after(&before), ..Referee::default() };
@@ -113,14 +115,14 @@ where
 
 /// What the steps up to `last` measured, in order, without their hashes: back to where there are as many norms of gradients as a
 /// learner keeps, so that one that goes on decides what one that never stopped does.
-fn measured(log: &mut LogReader, last: Step) -> Result<Vec<Metrics>> {
+fn measured(log: &mut LogReader, learning: &Learning, last: Step) -> Result<Vec<Metrics>> {
     let (mut found, mut norms) = (Vec::new(), 0);
     for step in (1..=last).rev() {
         if norms == MOST {
             break;
         }
         let Some(metrics) = log.footer(step)?.metrics else { continue };
-        norms += usize::from(Norms::counts(metrics.grad_norm));
+        norms += usize::from(Norms::counts(judged_norm(learning, &metrics)));
         found.push(Metrics { weights: Vec::new(), ..metrics });
     }
     found.reverse();
@@ -196,12 +198,24 @@ fn at_checkpoint<E: Engine>(
             return Err(Error::file(&path, format!("its weights are not those that {what} has for step {step}")));
         }
     }
-    let mut learner = engine.learner(&spec.learn, &spec.generate, spec.steps, step)?;
+    // Since the first of these steps the weights stand still: they are its, and what it holds comes from training it again.
+    let moved = step - held(log, step)?;
+    let mut learner = engine.learner(&spec.learn, &spec.generate, spec.steps, moved)?;
     engine.restore(&path, &mut learner)?;
-    let before = measured(log, step)?;
+    let before = measured(log, &spec.learn, moved)?;
     E::recall(&mut learner, &before);
     let refreshed = reference::refreshed_at(spec, &engine, &path, step)?;
     Ok(Found { engine, learner, state, refreshed, drift: Drift::after(&before) })
+}
+
+/// How many steps up to `step` hold their gradients for the one after it: no checkpoint has those, for the log has what they are made
+/// of.
+fn held(log: &mut LogReader, step: Step) -> Result<Step> {
+    let mut count = 0;
+    while count < step && log.footer(step - count)?.metrics.is_some_and(|metrics| metrics.held) {
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Trains the sealed steps after a checkpoint again.

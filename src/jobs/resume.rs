@@ -142,7 +142,7 @@ const FIXED: [&str; 8] = [
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
-const HARMLESS: [&str; 22] = [
+const HARMLESS: [&str; 23] = [
     "steps",
     "checkpoint.",
     "curriculum.",
@@ -163,6 +163,7 @@ const HARMLESS: [&str; 22] = [
     "reward.start_limit_s",
     "reward.time_limit_s",
     "reward.url",
+    "workers.balance",
     "workers.generators",
     "workers.generator_threads",
 ];

@@ -1,9 +1,11 @@
 //! The end of a run, on one screen: what was learned, at what lag, where the time went, what to type next.
 
+use crate::jobs::balance::{self, Layout, Shares};
 use crate::jobs::eval::{self, Evaluation};
 use crate::jobs::pace::Pacing;
 use crate::jobs::program;
 use crate::jobs::training::Outcome;
+use crate::jobs::waits::GeneratorShares;
 use crate::spec::Spec;
 use crate::tasks::outside::meter::Stats;
 use serde::Serialize;
@@ -66,6 +68,11 @@ pub struct Summary {
     /// Shares of the learner's and the generators' wall time spent on the processor outside libtorch (dataflow, kernel, store).
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
+    /// Where the time of the learner and of the generators went in the steps between a run's start and its end; of each generator, in all
+    /// of it; and what to change, where something is to be gained.
+    pub balance: Option<Shares>,
+    pub generators: Vec<GeneratorShares>,
+    pub advice: Option<String>,
     /// The generators' decode steps, and what new weights cost them.
     pub generating: Pacing,
     /// Where rewards came from outside.
@@ -84,6 +91,9 @@ impl Summary {
         let reward = |part: &[f64]| mean(part.iter().copied().filter(|reward| reward.is_finite()));
         let explained = |part: &[f64]| mean(part.iter().copied().filter(|share| spec.has_critic() && share.is_finite()));
         let wall = outcome.seconds.max(1e-9) * 1e9;
+        let balance = sealed.steady.shares();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let advice = balance.and_then(|shares| balance::advice(&shares, &Layout::of(spec, processors)));
         Summary {
             run: spec.output.clone(),
             steps: steps as u64,
@@ -109,6 +119,9 @@ impl Summary {
             waited_log: sealed.wait_log_ns as f64 / wall,
             learner_outside: outcome.learner_outside,
             generators_outside: outcome.generators_outside,
+            balance,
+            generators: outcome.generators.clone(),
+            advice,
             generating: outcome.pacing.clone(),
             rewards: outcome.rewards.clone(),
             before,
@@ -121,6 +134,29 @@ impl Summary {
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.fold((0.0, 0u64), |(sum, count), value| (sum + value, count + 1));
     (count > 0).then(|| sum / count as f64)
+}
+
+/// Generators that are told one by one.
+const FEW: usize = 4;
+
+fn generators(all: &[GeneratorShares]) -> String {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    if all.len() <= FEW {
+        let each = |of: &GeneratorShares| {
+            format!("generator {} sampled {} and was idle {} of its time", of.worker, percent(of.sampled), percent(of.idle))
+        };
+        return all.iter().map(each).collect::<Vec<_>>().join("; ");
+    }
+    let range = |of: fn(&GeneratorShares) -> f64| {
+        let (least, most) = all.iter().map(of).fold((f64::INFINITY, 0.0), |(low, high), x| (x.min(low), x.max(high)));
+        format!("{} to {}", percent(least), percent(most))
+    };
+    format!(
+        "{} generators sampled {} and were idle {} of their time",
+        all.len(),
+        range(|of| of.sampled),
+        range(|of| of.idle)
+    )
 }
 
 /// A dash where there is none.
@@ -169,6 +205,10 @@ impl fmt::Display for Summary {
         write!(f, "speed     generated {:.0}, trained {:.0} tokens/s; ", rate(s.generated_tokens), rate(s.trained_tokens))?;
         let [any, forced, log] = [s.waited_any, s.waited_forced, s.waited_log].map(|share| 100.0 * share);
         writeln!(f, "the learner waited {any:.1} % for rollouts, {forced:.1} % for forced ones, {log:.1} % for the log")?;
+        writeln!(f, "balance   {}", generators(&s.generators))?;
+        if let Some(advice) = &s.advice {
+            writeln!(f, "advice    {advice}")?;
+        }
         if let (Some(learner), Some(generators)) = (s.learner_outside, s.generators_outside) {
             let (learner, generators) = (100.0 * learner, 100.0 * generators);
             write!(f, "overhead  {learner:.1} % of the learner's and {generators:.1} % of the generators' ")?;

@@ -16,6 +16,7 @@ use crate::jobs::recovery::Origin;
 use crate::jobs::reference::Referring;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::say;
+use crate::jobs::waits::{GeneratorShares, Ticking, Timed};
 use crate::jobs::whitening::Whitening;
 use crate::pipeline::{self, Report, WorkerTime};
 use crate::spec::Spec;
@@ -58,6 +59,8 @@ pub struct Outcome<W> {
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
     pub pacing: Pacing,
+    /// Where each generator's time went.
+    pub generators: Vec<GeneratorShares>,
 }
 
 /// Runs the dataflow to its end: the last step, the end of the prompts, a fault or a halt.
@@ -93,6 +96,7 @@ where
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
     let learner = Referring::new(spec, referee, Whitening::new(spec, learner));
     let learner = Stopping::new(spec.learn.safeguard, &before, learner);
+    let learner = Timed::new(&counters.waits, plan.learner, learner);
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
     let drawing = Drawing::new(spec, &plan.start, prompts.source());
     let mut prompts = Some(TokenizedPrompts { prompts, encoder, drawing });
@@ -109,6 +113,7 @@ where
                 worker,
                 counters: Arc::clone(&counters),
                 watch: Watch::new(&counters.pace),
+                clock: counters.waits.clock(worker),
                 library_ns: 0,
                 slots: spec.generate.slots,
             }),
@@ -121,6 +126,7 @@ where
     }
     let threads: Vec<u16> = (0..spec.worker_count()).map(|worker| spec.threads(worker)).collect();
     let started = Instant::now();
+    counters.waits.start();
     let census = Census::default();
     // A run that was ended after its last step has only its end left.
     let mut report = if plan.start.version >= plan.steps {
@@ -134,6 +140,7 @@ where
         report.faults.push(Fault::new("census", format!("{in_flight} groups are neither trained nor discarded")));
     }
     let seconds = started.elapsed().as_secs_f64();
+    let generators = counters.waits.shares();
     progress.finish();
 
     let kept = checkpoints.finish();
@@ -146,6 +153,7 @@ where
         learner_outside: time(&[plan.learner], learner_library),
         generators_outside: time(&plan.generators, generator_library),
         pacing: counters.pace.pacing(),
+        generators,
         sealed,
         faults: report.faults,
         weights: kept.weights,
@@ -178,6 +186,7 @@ struct Counted<E: Engine> {
     /// Of the generator's time in the engine's library, what is counted.
     library_ns: u64,
     watch: Watch,
+    clock: Ticking,
     worker: usize,
     /// That it had when it was last looked at.
     slots: usize,
@@ -193,17 +202,21 @@ impl<E: Engine> Generator for Counted<E> {
         let processor_ns = thread_ns() - processor;
         self.counters.torch_ns.fetch_add(processor_ns, Ordering::Relaxed);
         self.watch.load(started.elapsed(), Duration::from_nanos(processor_ns));
+        self.clock.work(started, Instant::now(), self.generator.running());
         Ok(())
     }
 
     fn start(&mut self, group: Arc<Group>) -> Result<(), Fault> {
+        self.clock.begin();
         self.generator.start(group)
     }
 
     fn step(&mut self) -> Result<Vec<Rollout>, Fault> {
         let started = Instant::now();
         let ended = self.generator.step()?;
-        self.watch.step(started, Instant::now(), self.generator.running());
+        let (stepped, running) = (Instant::now(), self.generator.running());
+        self.watch.step(started, stepped, running);
+        self.clock.work(started, stepped, running);
         let tokens: usize = ended.iter().map(|rollout| rollout.tokens.len()).sum();
         self.counters.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
         let library_ns = E::library_ns(&self.generator);

@@ -23,6 +23,7 @@
 //! | [`standard_error`] | a mean with its standard error |
 //! | [`pass_at_k`] | the chance that one of k rollouts solves a prompt, without bias |
 //! | [`safeguard`] | which tokens are left out, how far a step goes, which step is not taken |
+//! | [`held`] | batches whose gradients wait for more, and what each weighs in the sum |
 //! | [`norms`] | norms of the last gradients, and their median |
 //! | [`curriculum`] | which prompt comes next, by success rates |
 //! | [`divergence`] | what the last steps showed when a policy is being lost |
@@ -37,6 +38,7 @@ pub mod curriculum;
 pub mod divergence;
 pub mod ess;
 pub mod gae;
+pub mod held;
 pub mod kl;
 pub mod lengths;
 pub mod loss;

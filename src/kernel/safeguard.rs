@@ -4,6 +4,7 @@
 //! tokens before the loss has them, or looks at a gradient after all of them have been added. Each is an inequality that no
 //! number meets at the default, so that it is off.
 
+use super::held::Batches;
 use super::norms::Norms;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,13 @@ pub struct Safeguard {
     /// A step is skipped whose gradient's norm is above so many times the median of `skip_window` steps before; infinite skips none.
     pub skip_norm: f64,
     pub skip_window: usize,
+    /// A step is skipped whose ESS is below this, and so are those after it until a batch was sampled by the newest weights alone.
+    pub skip_ess: f64,
+    /// A step keeps its gradient for the next one, and moves no weights, while what is kept is worth fewer batches on policy than this, or
+    /// has a larger mean lag than this, steps; until it is of `enlarge_most` batches.
+    pub enlarge_ess: f64,
+    pub enlarge_lag: f64,
+    pub enlarge_most: u64,
     /// The run stops where entropy is below this (nats), KL (k3, nats a token) above, or ESS below, in `stop_steps` steps in a row.
     pub stop_entropy: f64,
     pub stop_kl: f64,
@@ -41,6 +49,10 @@ impl Default for Safeguard {
             lr_scale: LrScale::Off,
             skip_norm: f64::INFINITY,
             skip_window: 32,
+            skip_ess: 0.0,
+            enlarge_ess: 0.0,
+            enlarge_lag: f64::INFINITY,
+            enlarge_most: 4,
             stop_entropy: 0.0,
             stop_kl: f64::INFINITY,
             stop_ess: 0.0,
@@ -96,6 +108,30 @@ impl Safeguard {
         norms.add(norm);
         usual.is_some_and(|usual| norm > self.skip_norm * usual)
     }
+
+    /// Whether these batches wait for one more before a step takes them: they are worth too few, or too old, and fewer than
+    /// `enlarge_most`. A NaN waits for nothing.
+    ///
+    /// ```
+    /// use tidegate::kernel::held::Batches;
+    /// use tidegate::kernel::safeguard::Safeguard;
+    ///
+    /// let safeguard = Safeguard { enlarge_ess: 0.5, enlarge_most: 3, ..Safeguard::default() };
+    /// // Of four tokens one has all the weight: a batch is worth a quarter, three of them are worth three quarters.
+    /// let mut batch = Batches { batches: 1, ..Batches::default() };
+    /// [1.0, 0.0, 0.0, 0.0].map(|weight| batch.ess.add(weight));
+    /// assert!(safeguard.enlarges(batch) && !safeguard.enlarges(batch.and(batch)));
+    /// ```
+    pub fn enlarges(&self, held: Batches) -> bool {
+        let old = held.lag.value().is_some_and(|lag| lag > self.enlarge_lag);
+        held.batches < self.enlarge_most && (old || held.effective() < self.enlarge_ess)
+    }
+
+    /// Whether a run pauses, so that a step of this ESS is skipped; `paused` says whether it did at the step before. It does not where the
+    /// batch is `on_policy`: one whose every trained token was sampled by the newest weights, or by others equal to them.
+    pub fn pauses(&self, ess: f64, paused: bool, on_policy: bool) -> bool {
+        self.skip_ess > 0.0 && !on_policy && (paused || ess < self.skip_ess)
+    }
 }
 
 #[cfg(test)]
@@ -143,6 +179,38 @@ mod tests {
         let change = skipped(&[1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0]);
         assert_eq!(change, [false, false, false, false, true, true, false, false, false]);
         assert!(!skipped(&[0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 9.0])[6], "three norms are no window of four");
+    }
+
+    /// Catches a bound that looks the wrong way or that is passed where it is met, a mean lag of no token that counts, batches without
+    /// end, and ESS taken as a share, which no number of batches of one kind would mend.
+    #[test]
+    fn a_batch_out_of_bounds_waits_for_more() {
+        let batch = |ess: &[f64], lag: f64| {
+            let mut batch = Batches { batches: 1, tokens: 4, ..Batches::default() };
+            ess.iter().for_each(|&weight| batch.ess.add(weight));
+            batch.lag.add(lag);
+            batch
+        };
+        let (even, half) = (batch(&[1.0, 1.0], 2.0), batch(&[1.0, 0.0], 2.0));
+        let by_ess = |enlarge_ess| Safeguard { enlarge_ess, ..Safeguard::default() };
+        assert_eq!([0.4, 0.5, 0.6].map(|ess| by_ess(ess).enlarges(half)), [false, false, true]);
+        assert!(!by_ess(0.9).enlarges(even) && !by_ess(1.0).enlarges(half.and(half)));
+        let by_lag = |enlarge_lag| Safeguard { enlarge_lag, enlarge_most: 3, ..Safeguard::default() };
+        assert_eq!([1.9, 2.0].map(|lag| by_lag(lag).enlarges(even)), [true, false]);
+        assert!(by_lag(1.0).enlarges(even.and(even)) && !by_lag(1.0).enlarges(even.and(even).and(even)));
+        assert!(!by_lag(1.0).enlarges(Batches { batches: 1, ..Batches::default() }));
+        assert!(!Safeguard { enlarge_most: 1, ..by_lag(1.0) }.enlarges(even));
+        assert!(!Safeguard::default().enlarges(batch(&[0.0], 99.0)));
+        assert!(!by_ess(0.9).enlarges(batch(&[f64::NAN], 0.0)));
+    }
+
+    /// Catches a pause that an uneven batch on policy keeps up for ever, one that ends with the first good ESS, and one that is off.
+    #[test]
+    fn a_pause_lasts_until_a_batch_on_policy() {
+        let safeguard = Safeguard { skip_ess: 0.5, ..Safeguard::default() };
+        assert_eq!([0.4, 0.5, f64::NAN].map(|ess| safeguard.pauses(ess, false, false)), [true, false, false]);
+        assert!(safeguard.pauses(0.9, true, false) && !safeguard.pauses(0.1, true, true));
+        assert!(!safeguard.pauses(0.1, false, true) && !Safeguard::default().pauses(0.0, true, false));
     }
 
     /// Catches a spec key that changes its name.

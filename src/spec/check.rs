@@ -1,7 +1,7 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
 use super::{
-    BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, ZeroVariance, critic, curriculum, reference, safeguard,
+    BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, ZeroVariance, balance, critic, curriculum, reference, safeguard,
 };
 use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
@@ -22,6 +22,7 @@ impl Spec {
         self.validate_batch()?;
         self.validate_schedule()?;
         self.validate_workers()?;
+        balance::check(self)?;
         let g = &self.generate;
         if g.top_k != 0 {
             let why = "training needs 0: the set of tokens that top_k keeps is not recorded, so ratios would be wrong";

@@ -33,6 +33,17 @@ pub(super) fn check(learn: &Learning) -> Result<()> {
             ineffective(&learn.critic, |key| ["path", "micro_batch_tokens"].contains(&key), why)
         }
         CriticModel::Separate => {
+            let guard = &learn.safeguard;
+            for (key, value, off) in
+                [("enlarge_ess", guard.enlarge_ess, 0.0), ("enlarge_lag", guard.enlarge_lag, f64::INFINITY)]
+            {
+                if value != off {
+                    let why = format!(
+                        "not with learn.critic.model = \"separate\", which learns from each batch as it comes; allowed: {off}"
+                    );
+                    return Err(Error::config(format!("learn.safeguard.{key}"), value, why));
+                }
+            }
             let why = "means nothing with learn.critic.model = \"separate\": its values are made when its step begins, and have not \
                        moved when they are learned from; allowed: 0";
             ineffective(&learn.critic, |key| key == "clip", why)

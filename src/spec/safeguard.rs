@@ -10,9 +10,13 @@ use crate::kernel::safeguard::Safeguard;
 /// Names the first key that is wrong.
 pub(super) fn check(safeguard: &Safeguard) -> Result<()> {
     let Safeguard { max_lag, skip_norm, skip_window, stop_entropy, stop_kl, stop_ess, stop_steps, .. } = *safeguard;
+    let Safeguard { skip_ess, enlarge_ess, enlarge_lag, enlarge_most, .. } = *safeguard;
     for (key, value, right, what) in [
         ("max_lag", max_lag, max_lag >= 0.0, "a number from 0 up; inf leaves no token out"),
         ("skip_norm", skip_norm, skip_norm > 1.0, "a number above 1; inf skips no step"),
+        ("skip_ess", skip_ess, (0.0..=1.0).contains(&skip_ess), "a number from 0 to 1; 0 skips no step"),
+        ("enlarge_ess", enlarge_ess, (0.0..=1.0).contains(&enlarge_ess), "a number from 0 to 1; 0 enlarges no batch"),
+        ("enlarge_lag", enlarge_lag, enlarge_lag >= 0.0, "a number from 0 up; inf enlarges no batch"),
         ("stop_entropy", stop_entropy, (0.0..f64::INFINITY).contains(&stop_entropy), "a number from 0 up; 0 stops nothing"),
         ("stop_kl", stop_kl, stop_kl > 0.0, "a number above 0; inf stops nothing"),
         ("stop_ess", stop_ess, (0.0..=1.0).contains(&stop_ess), "a number from 0 to 1; 0 stops nothing"),
@@ -23,6 +27,9 @@ pub(super) fn check(safeguard: &Safeguard) -> Result<()> {
     }
     if !(1..=MOST).contains(&skip_window) {
         return Err(Error::config("learn.safeguard.skip_window", skip_window, format!("from 1 to {MOST} steps")));
+    }
+    if enlarge_most == 0 {
+        return Err(Error::config("learn.safeguard.enlarge_most", 0, "at least 1 batch; 1 enlarges none"));
     }
     if stop_steps == 0 {
         return Err(Error::config("learn.safeguard.stop_steps", 0, "at least 1 step"));
@@ -51,6 +58,10 @@ mod tests {
             ("skip_norm=nan", "skip_norm = NaN: a number above 1; inf skips no step"),
             ("skip_window=0", "skip_window = 0: from 1 to 256 steps"),
             ("skip_window=257", "skip_window = 257: from 1 to 256 steps"),
+            ("skip_ess=1.5", "skip_ess = 1.5: a number from 0 to 1; 0 skips no step"),
+            ("enlarge_ess=nan", "enlarge_ess = NaN: a number from 0 to 1; 0 enlarges no batch"),
+            ("enlarge_lag=-1", "enlarge_lag = -1: a number from 0 up; inf enlarges no batch"),
+            ("enlarge_most=0", "enlarge_most = 0: at least 1 batch; 1 enlarges none"),
             ("stop_entropy=-0.1", "stop_entropy = -0.1: a number from 0 up; 0 stops nothing"),
             ("stop_entropy=inf", "stop_entropy = inf: a number from 0 up; 0 stops nothing"),
             ("stop_kl=0", "stop_kl = 0: a number above 0; inf stops nothing"),
@@ -70,7 +81,15 @@ mod tests {
     /// Catches a key that is lost on its way into the run's `spec.toml` or back.
     #[test]
     fn what_is_set_is_written_and_read_again() {
-        for set in ["max_lag=8", "lr_scale=sqrt_ess", "skip_norm=4.5", "stop_kl=0.5", "stop_steps=5"] {
+        for set in [
+            "max_lag=8",
+            "lr_scale=sqrt_ess",
+            "skip_norm=4.5",
+            "stop_kl=0.5",
+            "stop_steps=5",
+            "skip_ess=0.3",
+            "enlarge_ess=0.5",
+        ] {
             let found = spec(set).unwrap();
             assert_ne!(found.learn.safeguard, Safeguard::default(), "{set}");
             assert_eq!(Spec::from_text(&found.to_text(), &[]).unwrap(), found);

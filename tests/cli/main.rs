@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod analyze;
+mod balance;
 mod beginning;
 mod compaction;
 mod critic;

@@ -266,6 +266,83 @@ fn a_kill_does_not_excuse_a_run() {
     assert_eq!(folder(&dir).sealed_steps().unwrap(), [1, 2, 3]);
 }
 
+/// How many batches each step's gradient is of, by the definition: what is held is worth ESS of all its tokens times its batches. ESS of
+/// parts is not in the log, so batches are known to be enough only where one is.
+fn assert_enlarged(steps: &[StepFile], asked: f64, most: u64) -> usize {
+    let (mut held, mut enlarged) = (0, 0);
+    for (number, file) in steps.iter().enumerate() {
+        let m = metrics(file);
+        assert_eq!(m.enlarged, held + 1, "step {}", m.step);
+        let last = number + 1 == steps.len();
+        if m.enlarged == 1 {
+            assert_eq!(m.held, m.ess < asked && !last, "step {}: ESS {}", m.step, m.ess);
+        }
+        assert!(m.enlarged <= most && !(m.held && (m.enlarged == most || last)), "step {}", m.step);
+        assert_eq!(m.skipped, m.held, "step {}", m.step);
+        let same = number > 0 && m.weights == metrics(&steps[number - 1]).weights;
+        assert_eq!(same, m.held && number > 0, "step {}", m.step);
+        held = if m.held { m.enlarged } else { 0 };
+        enlarged += usize::from(!m.held && m.enlarged > 1);
+    }
+    enlarged
+}
+
+/// Catches a held gradient that a replay, a kill or a checkpoint loses, and a run that ends with one. The checkpoint that the run goes on from
+/// is of a step in the middle of an enlarged batch.
+#[test]
+fn batches_are_enlarged_while_ess_is_low() {
+    let dir = workplace();
+    let keys = ["learn.safeguard={enlarge_ess=0.995,enlarge_most=3}", "learn.lr=0.3", "learn.lr_schedule=constant"];
+    run(&dir, &[&keys[..], &["checkpoint.every_steps=1", "checkpoint.keep=24"]].concat()).ok();
+    let before = replayed(&dir, 24);
+    assert!(assert_enlarged(&before, 0.995, 3) > 0, "no batch was off policy");
+    let folder = folder(&dir);
+    let checkpoints = folder.checkpointed_steps().unwrap();
+    let held = *checkpoints.iter().rev().find(|step| **step < 23 && metrics(&before[**step as usize - 1]).held).unwrap();
+    for step in checkpoints.into_iter().filter(|step| *step != held) {
+        fs::remove_dir_all(folder.checkpoint(step)).unwrap();
+    }
+    for step in folder.sealed_steps().unwrap().into_iter().filter(|step| *step > held + 1) {
+        fs::remove_file(folder.log_file(LogFile::Step(step))).unwrap();
+    }
+    let _ = fs::remove_file(folder.metrics());
+    let ran = resume(&dir, &[]).ok();
+    let begun = held + 1 - metrics(&before[held as usize - 1]).enlarged;
+    let again = format!("training steps {begun} to {} again", held + 1);
+    assert!(ran.err.contains(&again) && ran.err.contains("bit for bit"), "no {again:?} in {}", ran.err);
+    assert_enlarged(&replayed(&dir, 24), 0.995, 3);
+    assert!(max_lag(&folder) <= 3);
+}
+
+/// Catches a pause that takes a step before a batch of equal weights is there, one that lasts for longer than the bound on lag, and one
+/// that a kill ends.
+#[test]
+fn a_run_pauses_until_a_batch_on_policy() {
+    let dir = workplace();
+    let ran = run(&dir, &["learn.safeguard.skip_ess=0.995", "learn.lr=0.3"]).ok();
+    let assert_paused = |steps: &[StepFile]| {
+        let (mut still, mut paused, mut count) = (0, false, 0);
+        for file in steps {
+            let m = metrics(file);
+            paused = m.lag_max > still && (paused || m.ess < 0.995);
+            assert_eq!((m.paused, m.skipped, m.held), (paused, paused, false), "step {}: {m:?}", m.step);
+            still = if m.skipped { still + 1 } else { 0 };
+            assert!(still <= 3, "a pause of {still} steps");
+            count += usize::from(paused);
+        }
+        count
+    };
+    let count = assert_paused(&replayed(&dir, 24));
+    assert!(count > 0, "no batch was off policy");
+    let told = ran.err.lines().filter(|line| line.contains(" was skipped: ")).count();
+    assert_eq!(told, count, "{}", ran.err);
+    assert!(ran.err.contains("below learn.safeguard.skip_ess = 0.995"), "{}", ran.err);
+    let last = cut_behind_a_checkpoint(&dir);
+    let ran = resume(&dir, &[]).ok();
+    assert!(ran.err.contains(&format!("to {last} again")) && ran.err.contains("bit for bit"), "{}", ran.err);
+    assert_paused(&replayed(&dir, 24));
+}
+
 /// Catches a safeguard of a warm start that nothing would read.
 #[test]
 fn a_warm_start_skips_steps_and_no_more() {
@@ -273,4 +350,6 @@ fn a_warm_start_skips_steps_and_no_more() {
     fs::write(dir.path().join("sft.toml"), "[[task]]\nkind = \"sorting\"\n").unwrap();
     let why = "a warm start has no lag and stops at no limit; of safeguards it has skip_norm and skip_window";
     call(&dir, &["sft", "sft.toml"], &["learn.safeguard.stop_kl=2"]).refused(2, &["learn.safeguard.stop_kl = 2.0: ", why]);
+    call(&dir, &["sft", "sft.toml"], &["learn.safeguard.skip_ess=0.2"])
+        .refused(2, &["learn.safeguard.skip_ess = 0.2: ", why]);
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use tidegate_operators::admit::Prompts;
+use tidegate_operators::balance::Balance;
 use tidegate_operators::census::{Census, Snapshot};
 use tidegate_operators::dataflow::{Notice, Ports, Probes, dataflow};
 use tidegate_operators::estimate::Estimator;
@@ -108,6 +109,7 @@ pub fn plan(steps: Step, batch_groups: u64, group_size: u32, max_lag: u64) -> Pl
         weights_update: WeightsUpdate::InFlight,
         order: Order::Arrival,
         short_batch: ShortBatch::Train,
+        balance: Balance::Fixed,
         slots: 2 * group_size as usize,
         generators: vec![0],
         learner: 0,

@@ -8,6 +8,7 @@ use crate::engine::critic::Objective;
 use crate::engine::kept;
 use crate::engine::reference::Drift;
 use crate::engine::spec::Learning;
+use crate::engine::taking::{Place, Sum, Taking, Then};
 use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
@@ -20,7 +21,6 @@ use crate::engine::torch::pack::{Plan, smaller};
 use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
-use crate::kernel::norms::Norms;
 use std::fmt::Display;
 use tch::{Device, Kind, Tensor, no_grad};
 use tidegate_operators::fault::Fault;
@@ -42,8 +42,9 @@ pub struct TorchLearner {
     /// The sum of the gradients of a step, `[layout.total]` f32.
     gradient: Tensor,
     optimizer: AdamW,
-    /// Of the gradients of the last steps.
-    norms: Norms,
+    /// What decides whether a step takes its gradient, and the gradient that waits for the next one's, in a buffer like `gradient`.
+    taking: Taking,
+    held: Option<Tensor>,
     /// From the reference policy, in the last step.
     drift: Drift,
     open: Option<Open>,
@@ -115,7 +116,8 @@ impl TorchLearner {
             model,
             gradient,
             optimizer,
-            norms: Norms::default(),
+            taking: Taking::default(),
+            held: None,
             drift: Drift::default(),
             open,
             failed,
@@ -153,8 +155,7 @@ impl TorchLearner {
 
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
-        let judged = |metrics: &&Metrics| !self.learning.warms_up(metrics.step);
-        self.norms = before.iter().filter(judged).map(|metrics| metrics.grad_norm).collect();
+        self.taking.recall(&self.learning, before);
         self.drift = Drift::after(before);
     }
 
@@ -247,6 +248,14 @@ impl TorchLearner {
         Ok(())
     }
 
+    /// Adds the gradient that waited, if one did, to the batch's own.
+    fn add_held(&mut self, sum: &Sum) -> Result<bool> {
+        let Some(held) = self.held.take() else { return Ok(false) };
+        let add = || self.gradient.f_mul_scalar_(sum.own)?.f_add_(&held.f_mul_scalar(sum.held)?);
+        let _ = tch::no_grad(add)?;
+        Ok(true)
+    }
+
     /// What the model says of the micro-batch's tokens, with a graph of what learns in this step; and the trail back through it.
     fn forward<'a>(&self, micro_batch: &'a MicroBatch, step: Step) -> Result<(Tensor, Option<Trail<'a>>)> {
         let (model, trees) = (&self.model, micro_batch.trees());
@@ -268,8 +277,8 @@ impl TorchLearner {
     }
 
     /// Learning rates of a step, and what they come to for the optimizer: of the policy, of the critic's head.
-    fn rates(&self, metrics: &mut Metrics) -> [Option<f64>; 2] {
-        let (step, factor) = (metrics.step, self.learning.safeguard.lr_factor(metrics.ess));
+    fn rates(&self, metrics: &mut Metrics, factor: f64) -> [Option<f64>; 2] {
+        let step = metrics.step;
         metrics.lr = self.learning.lr_at(step, self.steps) * factor;
         if self.learning.objective == Objective::Values {
             return [Some(metrics.lr); 2];
@@ -290,15 +299,20 @@ impl TorchLearner {
         let mut metrics = Metrics { step, slots: plan.slots, micro_batch_tokens, ..tally.metrics(&self.learning) };
         let safeguard = self.learning.safeguard;
         metrics.left_out = kept::left_out(&self.learning, batch);
-        let rates = self.rates(&mut metrics);
-        metrics.skipped = plan.micro_batches.is_empty();
-        if !metrics.skipped {
-            metrics.grad_norm = clip(&mut self.gradient, self.learning.grad_clip)?;
+        let sum = self.taking.sum(&self.learning, tally.computed(), Place::of(step, self.steps), &mut metrics);
+        let there = self.add_held(&sum)? || !plan.micro_batches.is_empty();
+        let factor = safeguard.lr_factor(sum.ess(metrics.ess));
+        let rates = self.rates(&mut metrics, factor);
+        if there {
+            let limit = if sum.then == Then::Take { self.learning.grad_clip } else { 0.0 };
+            metrics.grad_norm = clip(&mut self.gradient, limit)?;
             if !metrics.grad_norm.is_finite() {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
-            // The critic's alone is none of those.
-            metrics.skipped = !self.learning.warms_up(step) && safeguard.skips(metrics.grad_norm, &mut self.norms);
+        }
+        metrics.skipped = sum.then != Then::Take || self.taking.outlies(&self.learning, &metrics);
+        if sum.then == Then::Hold {
+            self.held = Some(self.gradient.f_detach_copy()?);
         }
         if !metrics.skipped {
             // From here on the weights are no longer those of the version before, whatever comes.
@@ -315,6 +329,7 @@ impl TorchLearner {
         }
         metrics.torch_ns = torch_ns + (thread_ns() - started);
         self.version = step;
+        self.taking.done(&metrics);
         metrics.weights = hashes(&self.flat, &self.layout)?;
         self.drift.see(&metrics);
         if self.learning.objective == Objective::Policy {

@@ -5,8 +5,8 @@ use crate::engine::critic::Objective;
 use crate::engine::kept;
 use crate::engine::reference::Drift;
 use crate::engine::spec::{Learning, Sampling};
+use crate::engine::taking::{Computed, Place, Taking, Then};
 use crate::engine::tally::{Said, Tally};
-use crate::kernel::norms::Norms;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,8 +27,9 @@ pub struct ToyLearner {
     moments: [Moments; 2],
     /// Steps in which each was updated.
     updates: [i32; 2],
-    /// Of the gradients of the last steps.
-    norms: Norms,
+    /// What decides whether a step takes its gradient, and the gradient that waits for the next one's.
+    taking: Taking,
+    held: Option<[Vec<f32>; 2]>,
     /// From the reference policy, in the last step.
     drift: Drift,
     open: Option<Open>,
@@ -42,8 +43,20 @@ impl ToyLearner {
         let weights = if lacks { weights.with_critic() } else { weights };
         let moments = [Moments::new(weights.logits.len()), Moments::new(weights.values.len())];
         let temperature = divisor(sampling);
-        let (norms, drift) = (Norms::default(), Drift::default());
-        ToyLearner { learning, steps, temperature, version, weights, moments, updates: [0; 2], norms, drift, open: None }
+        let (taking, drift) = (Taking::default(), Drift::default());
+        ToyLearner {
+            learning,
+            steps,
+            temperature,
+            version,
+            weights,
+            moments,
+            updates: [0; 2],
+            taking,
+            held: None,
+            drift,
+            open: None,
+        }
     }
 
     /// The last step that is done.
@@ -58,8 +71,7 @@ impl ToyLearner {
 
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
-        let judged = |metrics: &&Metrics| !self.learning.warms_up(metrics.step);
-        self.norms = before.iter().filter(judged).map(|metrics| metrics.grad_norm).collect();
+        self.taking.recall(&self.learning, before);
         self.drift = Drift::after(before);
     }
 
@@ -143,8 +155,8 @@ impl ToyLearner {
     }
 
     /// Learning rates of a step for logits and values; what has none does not learn.
-    fn rates(&self, metrics: &mut Metrics) -> [Option<f64>; 2] {
-        let (learning, factor) = (&self.learning, self.learning.safeguard.lr_factor(metrics.ess));
+    fn rates(&self, metrics: &mut Metrics, factor: f64) -> [Option<f64>; 2] {
+        let learning = &self.learning;
         metrics.lr = learning.lr_at(self.version, self.steps) * factor;
         if learning.objective == Objective::Values {
             return [None, Some(metrics.lr)];
@@ -155,21 +167,27 @@ impl ToyLearner {
         [Some(metrics.lr).filter(|_| !learning.warms_up(self.version)), Some(metrics.critic_lr)]
     }
 
-    /// The optimizer step. Without a token to train, or with a gradient that is an outlier, the weights stay as they are.
-    fn update(&mut self, mut gradient: [Vec<f32>; 2], metrics: &mut Metrics) {
+    /// The optimizer step. Without a token to train, or with a gradient that waits, or that is an outlier, the weights stay as they
+    /// are.
+    fn update(&mut self, mut gradient: [Vec<f32>; 2], computed: Computed, metrics: &mut Metrics) {
         let safeguard = self.learning.safeguard;
         self.version += 1;
-        let rates = self.rates(metrics);
+        let sum = self.taking.sum(&self.learning, computed, Place::of(self.version, self.steps), metrics);
+        if let Some(held) = self.held.take() {
+            for (own, held) in gradient.iter_mut().flatten().zip(held.iter().flatten()) {
+                *own = (sum.own * f64::from(*own) + sum.held * f64::from(*held)) as f32;
+            }
+        }
+        let factor = safeguard.lr_factor(sum.ess(metrics.ess));
+        let rates = self.rates(metrics, factor);
         for (gradient, _) in gradient.iter_mut().zip(rates).filter(|(_, rate)| rate.is_none()) {
             gradient.fill(0.0);
         }
-        metrics.skipped = metrics.tokens == 0;
-        if !metrics.skipped {
-            let squares = gradient.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
-            metrics.grad_norm = squares.sqrt();
-            // The critic's alone is none of those.
-            let judged = !self.learning.warms_up(self.version);
-            metrics.skipped = judged && safeguard.skips(metrics.grad_norm, &mut self.norms);
+        let squares = gradient.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+        metrics.grad_norm = squares.sqrt();
+        metrics.skipped = sum.then != Then::Take || self.taking.outlies(&self.learning, metrics);
+        if sum.then == Then::Hold {
+            self.held = Some(gradient.clone());
         }
         if !metrics.skipped {
             let clip = self.learning.grad_clip;
@@ -185,6 +203,7 @@ impl ToyLearner {
                 rule.update(table, moments, gradient);
             }
         }
+        self.taking.done(metrics);
         metrics.weights = self.weights.hashes();
         metrics.finished_ns = now_ns();
     }
@@ -229,7 +248,7 @@ impl Learner for ToyLearner {
         let micro_batch_tokens = self.learning.micro_batch_tokens as u64;
         let left_out = kept::left_out(&self.learning, &open.batch);
         let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, left_out, ..metrics };
-        self.update(mem::take(&mut open.gradient), &mut metrics);
+        self.update(mem::take(&mut open.gradient), open.tally.computed(), &mut metrics);
         self.drift.see(&metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }

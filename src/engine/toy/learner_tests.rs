@@ -362,7 +362,7 @@ fn a_step_with_an_outlying_gradient_is_skipped() {
     let mut measured = vec![train(&mut learner, 1, batch()).metrics, train(&mut learner, 2, batch()).metrics];
     let (weights, optimizer) = (learner.weights().unwrap(), learner.optimizer());
     let mut again = learner.clone();
-    again.norms = Norms::default();
+    again.taking = Taking::default();
     let mut forgetful = again.clone();
     let third = train(&mut learner, 3, far()).metrics;
     assert!(third.skipped && third.tokens == 7 && third.grad_norm > 100.0 * measured[1].grad_norm, "{third:?}");
@@ -375,4 +375,82 @@ fn a_step_with_an_outlying_gradient_is_skipped() {
     let fourth = train(&mut learner, 4, batch()).metrics;
     assert!(!fourth.skipped && fourth.weights != measured[2].weights);
     assert_eq!(train(&mut again, 4, batch()).metrics.weights, fourth.weights);
+}
+
+/// Of two rollouts and then of one, with lags above 0: the batches that the next two tests are of.
+fn two_batches() -> [Vec<Rollout>; 2] {
+    let (first, mut second) = (lagging(), vec![lagging().remove(0)]);
+    second[0].advantage.fill(1.5);
+    second.iter_mut().for_each(|rollout| rollout.step = 5);
+    [first, second]
+}
+
+/// For each aggregation, within rounding. Catches parts that count alike, a gradient that is clipped before it is whole, moments that
+/// move twice or early, and ESS of the last part alone in the rate.
+#[test]
+fn held_gradients_make_the_step_of_one_large_batch() {
+    let kinds = [
+        Aggregation::TokenMean,
+        Aggregation::TokenSum,
+        Aggregation::SeqMeanTokenSum,
+        Aggregation::SeqMeanTokenSumNorm(4.0),
+        Aggregation::SeqMeanTokenMean,
+    ];
+    for aggregation in kinds {
+        let scaled = Safeguard { lr_scale: LrScale::SqrtEss, ..Safeguard::default() };
+        let enlarged = Safeguard { enlarge_lag: 0.0, enlarge_most: 2, ..scaled };
+        let at = |version, safeguard| {
+            let learning = Learning { safeguard, aggregation, grad_clip: 0.1, ..learning() };
+            ToyLearner::new(policy::ToyWeights::initial(16, 3), version, learning, &sampling(), 10)
+        };
+        let [first, second] = two_batches();
+        let whole = train(&mut at(4, scaled), 5, [first.clone(), second.clone()].concat()).metrics;
+        let mut learner = at(3, enlarged);
+        let before = (learner.weights().unwrap(), learner.optimizer());
+        let held = train(&mut learner, 4, first).metrics;
+        assert_eq!((held.held, held.skipped, held.enlarged, held.paused), (true, true, 1, false));
+        assert_eq!((learner.weights().unwrap(), learner.optimizer(), learner.version()), (before.0, before.1, 4));
+        let taken = train(&mut learner, 5, second).metrics;
+        assert_eq!((taken.held, taken.skipped, taken.enlarged), (false, false, 2));
+        assert!((taken.grad_norm / whole.grad_norm - 1.0).abs() < 1e-5, "{aggregation:?}: {taken:?} {whole:?}");
+        assert_eq!(taken.lr.to_bits(), whole.lr.to_bits());
+        let mut one = at(4, scaled);
+        train(&mut one, 5, two_batches().concat());
+        let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+        let (found, expected) = (learner.optimizer(), one.optimizer());
+        let moments = found.moments.iter().flatten().zip(expected.moments.iter().flatten());
+        assert!(moments.into_iter().all(|(a, b)| near(a, b)) && found.updates == [1; 2], "{aggregation:?}");
+        assert!(near(&learner.weights().unwrap().logits, &one.weights().unwrap().logits), "{aggregation:?}");
+    }
+}
+
+/// Behavior far from the policy in one token: an ESS of a few tokens' worth. Catches a pause that moves weights or moments, that
+/// lasts past the first batch of equal weights, and a learner that goes on without it.
+#[test]
+fn a_run_pauses_on_a_low_ess() {
+    let safeguard = Safeguard { skip_ess: 0.9, ..Safeguard::default() };
+    let of = |step: Step, lag: u64, far: f32| {
+        let mut batch = batch();
+        for rollout in &mut batch {
+            rollout.step = step;
+            rollout.version.fill(step - 1 - lag);
+            rollout.logp_behavior[1] -= far;
+        }
+        batch
+    };
+    let mut learner = at_version_3(safeguard);
+    let before = (learner.weights().unwrap(), learner.optimizer());
+    let mut measured = vec![train(&mut learner, 4, of(4, 2, 3.0)).metrics];
+    let mut again = learner.clone();
+    again.taking = Taking::default();
+    let mut forgetful = again.clone();
+    measured.push(train(&mut learner, 5, of(5, 2, 0.0)).metrics);
+    assert!(measured[0].ess < 0.9 && measured[1].ess > 0.9 && measured[0].grad_norm > 0.0, "{measured:?}");
+    assert!(measured.iter().all(|m| m.paused && m.skipped && !m.held && m.enlarged == 0));
+    assert_eq!((learner.weights().unwrap(), learner.optimizer(), learner.version()), (before.0, before.1, 5));
+    again.recall(&measured[..1]);
+    assert!(train(&mut again, 5, of(5, 2, 0.0)).metrics.paused && !train(&mut forgetful, 5, of(5, 2, 0.0)).metrics.paused);
+    let on_policy = train(&mut learner, 6, of(6, 2, 3.0)).metrics;
+    assert!(!on_policy.paused && !on_policy.skipped && on_policy.ess < 0.9, "{on_policy:?}");
+    assert_eq!(train(&mut again, 6, of(6, 2, 3.0)).metrics.weights, on_policy.weights);
 }

@@ -120,7 +120,7 @@ impl Summed {
             interval: IntervalSums::default(),
         };
         if let Some(metrics) = &footer.metrics {
-            summed.sums.time.metrics(metrics);
+            summed.sums.time.metrics(metrics, ends(&footer), &footer.info.spec);
         }
         summed.notes = part.rows(|place, row| {
             if source == Source::Current || *row.status != Status::Waiting {
@@ -374,4 +374,11 @@ fn bound(footer: &Footer) -> Option<u64> {
     let mut spec: toml::Table = footer.info.spec.parse().ok()?;
     let schedule: ScheduleSpec = spec.remove("schedule")?.try_into().ok()?;
     Some(schedule.schedule().bound())
+}
+
+/// How many steps the run was to take, and that bound.
+fn ends(footer: &Footer) -> Option<(u64, u64)> {
+    let spec: toml::Table = footer.info.spec.parse().ok()?;
+    let steps = u64::try_from(spec.get("steps")?.as_integer()?).ok()?;
+    Some((steps, bound(footer)?))
 }

@@ -3,6 +3,7 @@
 //! Unless it says otherwise a number is over trained rollouts or over their trained tokens (`mask`); `null` where there was
 //! nothing to take it over.
 
+use crate::jobs::balance::Shares;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -188,6 +189,10 @@ pub struct Times {
     pub waiting_log_s: f64,
     /// Steps that left the weights as they were.
     pub skipped_steps: u64,
+    /// Where the time of the learner and of the generators went in the steps between a run's start and its end, and what to change on this
+    /// machine, where something is to be gained.
+    pub balance: Option<Shares>,
+    pub advice: Option<String>,
 }
 
 /// Rollouts whose tokens come from two or more versions, of those that have tokens.

@@ -1,7 +1,9 @@
 //! Sums of advantages and of times.
 
 use crate::jobs::analyze::report::{Advantages, Times};
+use crate::jobs::balance::{Layout, Steady, advice};
 use crate::kernel::mean::Mean;
+use crate::spec::Spec;
 use crate::store::view::Row;
 use tidegate_operators::record::{Metrics, Status};
 
@@ -71,10 +73,17 @@ pub(super) struct TimeSums {
     wait_any_ns: f64,
     wait_log_ns: f64,
     skipped_steps: u64,
+    steady: Steady,
+    /// Text of the newest step's specification.
+    spec: Option<String>,
 }
 
 impl TimeSums {
-    pub(super) fn metrics(&mut self, metrics: &Metrics) {
+    /// A step of a run of so many steps under this bound, and the text of its specification, as far as they are known.
+    pub(super) fn metrics(&mut self, metrics: &Metrics, ends: Option<(u64, u64)>, spec: &str) {
+        let (steps, bound) = ends.unwrap_or((u64::MAX, 0));
+        self.steady.add(metrics, steps, bound);
+        self.spec = Some(spec.to_owned());
         self.train_ns += metrics.train_ns as f64;
         self.wait_forced_ns += metrics.wait_forced_ns as f64;
         self.wait_any_ns += metrics.wait_any_ns as f64;
@@ -122,10 +131,16 @@ impl TimeSums {
         self.wait_any_ns += other.wait_any_ns;
         self.wait_log_ns += other.wait_log_ns;
         self.skipped_steps += other.skipped_steps;
+        self.steady.merge(&other.steady);
+        self.spec = other.spec.or(self.spec.take());
     }
 
     pub(super) fn finish(self) -> Times {
         let wall_s = self.first_ns.zip(self.last_ns).map(|(first, last)| (last - first) as f64 / 1e9);
+        let balance = self.steady.shares();
+        let spec = self.spec.and_then(|text| Spec::from_text(&text, &[]).ok());
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let layout = spec.map(|spec| Layout::of(&spec, processors));
         let rate = |count: u64| wall_s.filter(|s| *s > 0.0).map(|s| count as f64 / s);
         Times {
             wall_s,
@@ -140,6 +155,8 @@ impl TimeSums {
             waiting_any_s: self.wait_any_ns / 1e9,
             waiting_log_s: self.wait_log_ns / 1e9,
             skipped_steps: self.skipped_steps,
+            advice: balance.zip(layout).and_then(|(shares, layout)| advice(&shares, &layout)),
+            balance,
         }
     }
 }

@@ -186,6 +186,15 @@ fn times(page: &mut Page, t: &Times) {
         number(Some(t.waiting_log_s)),
         t.skipped_steps
     ));
+    if let Some(idle) = t.balance.and_then(|shares| shares.idle) {
+        let shares = t.balance.unwrap_or_default();
+        page.line(format_args!(
+            "  in steady state the learner waited {} of its time for groups, and generators had nothing to do {} of theirs",
+            percent(Some(shares.waited_any + shares.waited_forced)),
+            percent(Some(idle))
+        ));
+    }
+    t.advice.iter().for_each(|advice| page.line(format_args!("  advice: {advice}")));
 }
 
 fn versions(page: &mut Page, v: &Versions) {

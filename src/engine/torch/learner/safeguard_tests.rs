@@ -78,3 +78,48 @@ fn a_step_with_an_outlying_gradient_is_skipped() {
     assert!(goes_on(&measured) && !goes_on(&[]));
     assert!(!step(&mut first, batch(4)).metrics.skipped);
 }
+
+/// Within rounding. Catches parts that count alike, a gradient that is clipped or forgotten before it is whole, moments that move twice
+/// or early, and a learner that goes on holding what it has taken.
+#[test]
+fn held_gradients_make_the_step_of_one_large_batch() {
+    let of = |safeguard| {
+        let learning = Learning { safeguard, grad_clip: 0.5, value_coef: 0.1, ..learning(PPO) };
+        learner(Family::Qwen2, &learning, 1.0)
+    };
+    let parts = || (batch(9).split_off(5), batch(5));
+    let (first, second) = parts();
+    let mut whole = of(Safeguard::default());
+    let expected = step(&mut whole, [first.clone(), second.clone()].concat()).metrics;
+    let mut enlarged = of(Safeguard { enlarge_lag: 0.0, enlarge_most: 2, ..Safeguard::default() });
+    let flat = enlarged.flat().copy();
+    let held = step(&mut enlarged, first);
+    assert!(held.batch.iter().all(|rollout| rollout.status == Status::Trained));
+    let held = held.metrics;
+    assert_eq!((held.held, held.skipped, held.enlarged), (true, true, 1));
+    assert!(held.grad_norm > 0.5 && enlarged.flat() == &flat && enlarged.optimizer().state().updates == 0);
+    let taken = step(&mut enlarged, second).metrics;
+    assert_eq!((taken.held, taken.skipped, taken.enlarged), (false, false, 2));
+    assert!((taken.grad_norm / expected.grad_norm - 1.0).abs() < 1e-5, "{taken:?} {expected:?}");
+    let near =
+        |a: &Tensor, b: &Tensor, most: f64| (a - b).abs().max().double_value(&[]) < most * b.abs().max().double_value(&[]);
+    let (found, expected) = (enlarged.optimizer().state(), whole.optimizer().state());
+    assert!(near(&found.m, &expected.m, 1e-5) && near(&found.v, &expected.v, 1e-5) && found.updates == 1);
+    assert!(step(&mut enlarged, batch(4)).metrics.held && enlarged.held.is_some());
+}
+
+/// Catches a pause that moves weights or moments, or one that holds what it left out.
+#[test]
+fn a_run_pauses_on_a_low_ess() {
+    let safeguard = Safeguard { skip_ess: 0.99, ..Safeguard::default() };
+    let mut learner = learner(Family::Llama, &guarded(safeguard), 1.0);
+    let flat = learner.flat().copy();
+    let paused = step(&mut learner, batch(4)).metrics;
+    assert!(paused.ess < 0.99 && paused.grad_norm > 0.0, "{paused:?}");
+    assert_eq!((paused.paused, paused.skipped, paused.held, paused.enlarged), (true, true, false, 0));
+    assert!(learner.flat() == &flat && learner.optimizer().state().updates == 0 && learner.held.is_none());
+    let mut young = batch(4);
+    young.iter_mut().for_each(|rollout| rollout.version.fill(4));
+    let taken = step(&mut learner, young).metrics;
+    assert!(!taken.paused && !taken.skipped && learner.flat() != &flat, "{taken:?}");
+}
