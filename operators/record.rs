@@ -162,7 +162,8 @@ pub struct Rollout {
     pub logp_behavior: Vec<f32>,
     /// `[T]` version of the weights that sampled the token.
     pub version: Vec<Version>,
-    /// `[T]` the critic's estimate before the token; empty where the run has no critic.
+    /// `[T]` the critic's estimate before the token, made when it was sampled or, by a critic with a model of its own, when its step
+    /// began; empty where nothing made one.
     pub value: Vec<f32>,
     pub stop: Stop,
     pub started_ns: i64,
@@ -180,6 +181,8 @@ pub struct Rollout {
     pub advantage: Vec<f32>,
     /// `[T]` filled by `train`: log-probability under the weights the step started from; empty before.
     pub logp_current: Vec<f32>,
+    /// `[T]` filled by `train` where the run has a reference policy: log-probability under that; empty without.
+    pub logp_reference: Vec<f32>,
     /// The step that trains it, filled before the learner has it (or the step that sealed it, for a rollout that was not trained);
     /// 0 before.
     pub step: Step,
@@ -235,6 +238,9 @@ pub struct Metrics {
     pub loss: f64,
     pub policy_loss: f64,
     pub value_loss: f64,
+    /// `1 - Var(return - value) / Var(return)` over trained tokens, with the values that advantages were made of; NaN where all
+    /// returns are equal, 0 without a critic.
+    pub explained_variance: f64,
     /// Mean over trained tokens, nats.
     pub entropy: f64,
     /// Effective sample size of the importance weights, in 0..=1.
@@ -242,6 +248,10 @@ pub struct Metrics {
     /// Mean over trained tokens of `-(logp_current - logp_behavior)` and of `exp(d) - 1 - d` with d that difference.
     pub kl_k1: f64,
     pub kl_k3: f64,
+    /// Mean over trained tokens of the importance weight times `exp(d) - 1 - d`, d being `logp_reference - logp_current`: the current
+    /// policy's divergence from the reference; and the coefficient that the step had for it. 0 without a reference.
+    pub kl_reference: f64,
+    pub kl_coef: f64,
     /// Mean over trained tokens of `|logp_current - logp_behavior|`.
     pub logp_gap: f64,
     /// Share of trained tokens whose ratio was cut.
@@ -249,7 +259,12 @@ pub struct Metrics {
     /// Norm of the gradient before clipping; learning rate used.
     pub grad_norm: f64,
     pub lr: f64,
-    /// True where the weights stayed as they were: the batch held nothing to train, or the gradient was an outlier.
+    /// Learning rate of the critic; of one with a model of its own, the norm of its gradient before clipping too, and the most
+    /// tokens that it computed at once. 0 without.
+    pub critic_lr: f64,
+    pub critic_grad_norm: f64,
+    pub critic_micro_batch_tokens: u64,
+    /// True where nothing was learned: the batch held nothing to train, or the gradient was an outlier.
     pub skipped: bool,
     /// Mean over rollouts that have a reward; share of them with reward at least 1.
     pub reward: f64,

@@ -89,10 +89,7 @@ impl Staged {
     /// # Errors
     /// A disk that refuses.
     pub fn seal(self) -> Result<()> {
-        for entry in fs::read_dir(&self.temporary).map_err(|e| Error::file(&self.temporary, e))? {
-            sync(&entry.map_err(|e| Error::file(&self.temporary, e))?.path())?;
-        }
-        sync(&self.temporary)?;
+        sync_within(&self.temporary)?;
         crash::at("folder: written");
         if !self.folder.exists() {
             rename(&self.temporary, &self.folder)?;
@@ -173,6 +170,15 @@ fn sync(path: &Path) -> Result<()> {
     File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::write(path, &e))
 }
 
+/// Makes a folder durable, with all that is in it.
+fn sync_within(folder: &Path) -> Result<()> {
+    for name in names(folder)? {
+        let path = folder.join(name);
+        if path.is_dir() { sync_within(&path)? } else { sync(&path)? }
+    }
+    sync(folder)
+}
+
 fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| Error::write(to, &e))
 }
@@ -205,6 +211,22 @@ pub fn names(folder: &Path) -> Result<Vec<String>> {
     };
     let name = |entry: io::Result<fs::DirEntry>| entry.map(|e| e.file_name().to_string_lossy().into_owned());
     entries.map(name).collect::<io::Result<_>>().map_err(|e| Error::file(folder, e))
+}
+
+/// The files in a folder and in the folders in it, by their paths from there, in no order.
+///
+/// # Errors
+/// A folder that cannot be listed.
+pub fn files_within(folder: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for name in names(folder)? {
+        let path = folder.join(&name);
+        match path.is_dir() {
+            true => found.extend(files_within(&path)?.into_iter().map(|file| format!("{name}/{file}"))),
+            false => found.push(name),
+        }
+    }
+    Ok(found)
 }
 
 /// The names in a folder that may be exchanged meanwhile for another one: all of the one, or all of the other.

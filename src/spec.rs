@@ -1,16 +1,22 @@
 //! The run's configuration, composed of each floor's own (floor 3). Every key has a default that is written out again.
 
 mod check;
+mod critic;
 mod curriculum;
 mod evaluation;
 mod explain;
+#[cfg(test)]
+mod numbers_tests;
 mod read;
+mod reference;
 mod safeguard;
 mod schedule;
 
 pub use check::{check_counts, check_learning, check_sampling, check_threads};
 pub use read::{read, text_of};
+pub use reference::check_no_reference;
 
+use crate::engine::critic::CriticModel;
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::Result;
 use crate::kernel::advantage::Advantage;
@@ -335,6 +341,16 @@ impl Spec {
     /// Whether the run has a critic.
     pub fn has_critic(&self) -> bool {
         self.learn.value_coef > 0.0
+    }
+
+    /// Whether that is a head on the policy's trunk, whose values are made when a token is sampled.
+    pub fn has_value_head(&self) -> bool {
+        self.has_critic() && self.learn.critic.model == CriticModel::Trunk
+    }
+
+    /// Whether that is a model of its own, whose values are made when a step takes its batch.
+    pub fn has_separate_critic(&self) -> bool {
+        self.has_critic() && self.learn.critic.model == CriticModel::Separate
     }
 
     /// Whether a step's advantages are whitened over its batch.

@@ -9,6 +9,7 @@ use regex::Regex;
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tidegate::engine::critic::CriticModel;
 use tidegate::engine::spec::{KvAfterUpdate, Learning, LrSchedule};
 use tidegate::jobs::sft::{SftSpec, StartModel};
 use tidegate::kernel::advantage::Advantage;
@@ -16,6 +17,7 @@ use tidegate::kernel::aggregation::Aggregation;
 use tidegate::kernel::curriculum::Draws;
 use tidegate::kernel::gae::Gae;
 use tidegate::kernel::loss::Loss;
+use tidegate::kernel::reference::{KlEstimator, KlIn};
 use tidegate::kernel::safeguard::LrScale;
 use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, Whiten, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
@@ -114,8 +116,13 @@ fn every_key_of_a_run_has_its_row_and_default() {
         if let Value::Table(mut defaults) = value
             && !["reward", "eval", "schedule"].contains(&name.as_str())
         {
-            if let Some(Value::Table(safeguard)) = defaults.remove("safeguard") {
-                found.extend(wrong(&page, "## `[learn.safeguard]`", &safeguard, &safeguard));
+            for part in ["safeguard", "critic"] {
+                if let Some(Value::Table(keys)) = defaults.remove(part) {
+                    found.extend(wrong(&page, &format!("## `[learn.{part}]`"), &keys, &keys));
+                }
+            }
+            if let Some(Value::Table(reference)) = defaults.remove("reference") {
+                found.extend(wrong(&page, "## `[learn.reference]`", &reference, &reference));
             }
             found.extend(wrong(&page, &format!("## `[{name}]`"), &defaults, &defaults));
         }
@@ -189,6 +196,9 @@ fn every_allowed_value_is_named() {
         ("## `[learn]`", "aggregation", expected::<Aggregation>("?")),
         ("## `[learn]`", "lr_schedule", expected::<LrSchedule>("?")),
         ("## `[learn.safeguard]`", "lr_scale", expected::<LrScale>("?")),
+        ("## `[learn.reference]`", "kl_in", expected::<KlIn>("?")),
+        ("## `[learn.reference]`", "kl_estimator", expected::<KlEstimator>("?")),
+        ("## `[learn.critic]`", "model", expected::<CriticModel>("?")),
     ];
     for (heading, key, values) in cases {
         assert!(!values.is_empty(), "{key}");

@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use tidegate::kernel::advantage::{Advantage, group_advantages};
 use tidegate::kernel::aggregation::{Aggregation, token_weights};
+use tidegate::kernel::critic::clipped_value_loss;
 use tidegate::kernel::ess::Ess;
 use tidegate::kernel::gae::{Ending, Gae, gae, reward_gae, value_targets};
 use tidegate::kernel::kl::{k1, k2, k3};
@@ -352,14 +353,20 @@ fn reinforce_on_policy_is_gpg() {
 }
 
 /// There: half the square, of the prediction clipped to within 0.5 of the earlier value 0.2 where that is worse (0.9 -> 0.7).
-/// Catches a factor: ours is the whole square.
+/// Catches a factor (ours is the whole square), and a bound that is not theirs.
 #[test]
 fn value_loss_of_verl() {
     let case = case("verl", "value_loss_clip0.5");
     let (predicted, targets) = (&rows(&case.inputs["vpreds"])[0], &rows(&case.inputs["returns"])[0]);
-    let found = [value_loss(predicted[0], targets[0]), value_loss(0.7, targets[1])];
+    let clip = number(&case.inputs["clip"]);
+    let recorded = &rows(&case.inputs["values"])[0];
+    let found = [0, 1].map(|t| clipped_value_loss(predicted[t], targets[t], recorded[t], clip));
     close(&case.name, 0.5 * (found[0].0 + found[1].0) / 2.0, number(&case.outputs[0]));
     close(&case.name, found[0].1, 0.2);
+    // One of two is cut, and its own loss would be the smaller one.
+    let cut = found.iter().filter(|(_, slope)| *slope == 0.0).count();
+    close(&case.name, cut as f32 / 2.0, number(&case.outputs[1]));
+    assert_eq!(clipped_value_loss(predicted[1], targets[1], recorded[1], 0.0), value_loss(predicted[1], targets[1]));
 }
 
 /// Truncated weights, their effective sample size, and the divergence of the sampler from the learner, all over the five

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use std::path::Path;
 use std::sync::Arc;
 use tidegate_operators::generate::Generator;
-use tidegate_operators::record::{Metrics, Step, Version};
+use tidegate_operators::record::{Metrics, Rollout, Step, Version};
 use tidegate_operators::train::Learner;
 
 /// How texts become ids.
@@ -39,6 +39,7 @@ pub trait Engine {
     type Learner: Learner<Weights = Self::Weights> + Send + 'static;
     /// What the learner remembers from step to step besides its weights; immutable.
     type Optimizer: Send + 'static;
+    type Frozen: Frozen<Weights = Self::Weights> + Send + 'static;
     type Writer: Writer<Self::Weights, Self::Optimizer> + Send + 'static;
 
     /// The model's size in a few words.
@@ -82,6 +83,17 @@ pub trait Engine {
     /// # Errors
     /// Not enough memory.
     fn learner(&self, learning: &Learning, sampling: &Sampling, steps: Step, version: Version) -> Result<Self::Learner>;
+    /// A policy that nothing trains, with the weights of `of`: it computes as a learner of `learning` does, and scores what was
+    /// sampled as `sampling` says.
+    ///
+    /// # Errors
+    /// Weights of another layout, or of another tokenizer; not enough memory.
+    fn frozen(&self, of: &Self, learning: &Learning, sampling: &Sampling) -> Result<Self::Frozen>;
+    /// The weights that [`Writer::write_reference`] wrote into `folder`; None where it wrote none.
+    ///
+    /// # Errors
+    /// A file that is not of this model.
+    fn reference(&self, folder: &Path) -> Result<Option<Self::Weights>>;
     /// The learner's version: the last step that it finished.
     fn version(learner: &Self::Learner) -> Version;
     /// From its next step on the learner learns so, towards `steps` steps. It keeps its weights and what it remembers.
@@ -92,7 +104,7 @@ pub trait Engine {
     ///
     /// # Errors
     /// Not enough memory.
-    fn optimizer(learner: &Self::Learner) -> Result<Self::Optimizer>;
+    fn optimizer(learner: &mut Self::Learner) -> Result<Self::Optimizer>;
     /// A learner's weights and what it remembers, when it has done its last step: no copies, where copies would be large. A step that is
     /// open is dropped, and the weights are those of its version.
     ///
@@ -113,6 +125,34 @@ pub trait Engine {
     fn set_threads(threads: u16);
 }
 
+/// A policy that nothing trains, which says how likely it finds what another has chosen.
+pub trait Frozen {
+    type Weights;
+    /// What is computed at once.
+    type Piece: Send;
+
+    /// Parts the rollouts `which` of a batch into pieces, each of at most `most_tokens` tokens or of one rollout.
+    ///
+    /// # Errors
+    /// A rollout that it cannot compute.
+    fn pieces(&self, batch: &[Rollout], which: &[usize], most_tokens: usize) -> Result<Vec<Self::Piece>>;
+
+    /// Fills `logp_reference` (`[T]`, nats) of the rollouts of one piece.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    fn score(&mut self, batch: &mut [Rollout], piece: &Self::Piece) -> Result<()>;
+
+    /// Takes other weights.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn load(&mut self, weights: &Self::Weights) -> Result<()>;
+
+    /// Nanoseconds that it spent in the engine's tensor library.
+    fn library_ns(&self) -> u64;
+}
+
 /// Writes a learner's state as files.
 pub trait Writer<W, O> {
     /// Writes the model (a folder that the engine opens, and that others read where there are others) and the optimizer into
@@ -121,4 +161,10 @@ pub trait Writer<W, O> {
     /// # Errors
     /// A disk that refuses.
     fn write(&self, folder: &Path, weights: &W, optimizer: &O) -> Result<()>;
+
+    /// Writes a reference's weights beside them.
+    ///
+    /// # Errors
+    /// A disk that refuses.
+    fn write_reference(&self, folder: &Path, weights: &W) -> Result<()>;
 }

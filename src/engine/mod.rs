@@ -2,7 +2,9 @@
 //! [`torch`] (libtorch).
 
 pub mod contract;
+pub mod critic;
 pub mod kept;
+pub mod reference;
 pub mod sampler;
 pub mod spec;
 pub mod tally;

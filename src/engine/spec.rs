@@ -1,5 +1,7 @@
 //! What both engines are told: how to sample and how to learn.
 
+use crate::engine::critic::{Critic, Objective};
+use crate::engine::reference::Reference;
 use crate::kernel::aggregation::Aggregation;
 use crate::kernel::loss::Loss;
 use crate::kernel::safeguard::Safeguard;
@@ -112,6 +114,13 @@ pub struct Learning {
     pub activation_checkpointing: bool,
     /// Against high lag (`[learn.safeguard]`).
     pub safeguard: Safeguard,
+    /// What the policy is to stay near (`[learn.reference]`).
+    pub reference: Reference,
+    /// The critic, where there is one (`[learn.critic]`).
+    pub critic: Critic,
+    /// What of it one learner does: no key.
+    #[serde(skip)]
+    pub objective: Objective,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,23 +151,36 @@ impl Default for Learning {
             dtype: Dtype::Fp32,
             activation_checkpointing: false,
             safeguard: Safeguard::default(),
+            reference: Reference::default(),
+            critic: Critic::default(),
+            objective: Objective::default(),
         }
     }
 }
 
 impl Learning {
-    /// Learning rate of step `step` (from 1) of `steps`, before a safeguard scales it.
+    /// Learning rate of step `step` (from 1) of `steps`, before a safeguard scales it: 0 in the steps in which the critic alone learns, and
+    /// then as if they had not been.
     pub fn lr_at(&self, step: u64, steps: u64) -> f64 {
+        let alone = self.critic.warm_up_steps;
+        self.rate(self.lr, step.saturating_sub(alone), steps.saturating_sub(alone))
+    }
+
+    /// What the schedule makes of the rate `lr` in step `step` of `steps`.
+    pub(super) fn rate(&self, lr: f64, step: u64, steps: u64) -> f64 {
+        if step == 0 {
+            return 0.0;
+        }
         if step <= self.warmup_steps {
-            return self.lr * step as f64 / self.warmup_steps as f64;
+            return lr * step as f64 / self.warmup_steps as f64;
         }
         match self.lr_schedule {
-            LrSchedule::Constant => self.lr,
+            LrSchedule::Constant => lr,
             LrSchedule::Cosine => {
                 let span = steps.saturating_sub(self.warmup_steps).max(1) as f64;
                 let done = ((step - self.warmup_steps) as f64 / span).min(1.0);
                 let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
-                self.lr * (self.lr_min_ratio + (1.0 - self.lr_min_ratio) * cosine)
+                lr * (self.lr_min_ratio + (1.0 - self.lr_min_ratio) * cosine)
             }
         }
     }

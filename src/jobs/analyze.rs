@@ -11,6 +11,7 @@ mod report;
 mod sizes;
 mod sums;
 mod text;
+mod values;
 
 pub use kept::MAX_PROMPTS;
 pub use report::{Interval, LagRow, Report, RunReport};

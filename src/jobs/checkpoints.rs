@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::jobs::best::{self, Best};
 use crate::jobs::lent::{Home, Lent};
 use crate::jobs::progress::Counters;
+use crate::jobs::reference::Refreshed;
 use crate::jobs::say;
 use crate::spec::CheckpointSpec;
 use crate::store::ledger::{Ledger, State};
@@ -32,6 +33,8 @@ struct Copied<E: Engine> {
     version: Version,
     weights: E::Weights,
     optimizer: E::Optimizer,
+    /// What it was to stay near, where that is in no other file.
+    reference: Option<E::Weights>,
 }
 
 enum Message<E: Engine> {
@@ -44,6 +47,7 @@ pub struct Checkpoints<E: Engine> {
     thread: JoinHandle<Desk<E>>,
     home: Home<E::Learner>,
     state: Arc<Mutex<State>>,
+    refreshed: Refreshed<E::Weights>,
 }
 
 /// The end of a run's checkpoints.
@@ -66,6 +70,8 @@ pub struct Making<'a, E: Engine> {
     /// Told when a step is under way.
     pub counters: &'a Arc<Counters>,
     pub best: Option<Best<E>>,
+    /// The reference, once it is not the first one any more.
+    pub refreshed: Refreshed<E::Weights>,
 }
 
 impl<E: Engine + 'static> Checkpoints<E> {
@@ -80,14 +86,15 @@ impl<E: Engine + 'static> Checkpoints<E> {
         mut learner: E::Learner,
         log: D,
     ) -> Result<(Self, Watched<E>, Accounted<E, D>)> {
-        let Making { engine, folder, spec, newest, counters, best } = making;
+        let Making { engine, folder, spec, newest, counters, best, refreshed } = making;
         let (sender, messages) = channel();
         let again = state.step > 0 && newest != Some(state.step);
         let busy = Arc::new(AtomicBool::new(again));
         if again {
-            let (weights, optimizer) = (learner.weights()?, E::optimizer(&learner)?);
+            let (weights, optimizer) = (learner.weights()?, E::optimizer(&mut learner)?);
+            let copied = Copied { version: state.step, weights, optimizer, reference: refreshed.get() };
             // The thread has both ends of the channel, so it is heard.
-            let _ = sender.send(Message::Copied(Box::new(Copied { version: state.step, weights, optimizer })));
+            let _ = sender.send(Message::Copied(Box::new(copied)));
             let _ = sender.send(Message::Sealed(state.clone()));
         }
         let (folder, writer) = (folder.clone(), engine.writer());
@@ -100,11 +107,12 @@ impl<E: Engine + 'static> Checkpoints<E> {
         let thread = thread.map_err(|e| Error::engine("thread that writes checkpoints", e))?;
         let (lent, home) = Lent::new(learner);
         let due = Due { steps: spec.every_steps, minutes: spec.every_minutes, step: state.step, at: Instant::now() };
-        let learner = Watched { learner: lent, due, busy, sender: sender.clone(), counters: Arc::clone(counters) };
+        let counters = Arc::clone(counters);
+        let learner = Watched { learner: lent, due, busy, sender: sender.clone(), counters, refreshed: refreshed.clone() };
         let groups = state.groups.clone();
         let state = Arc::new(Mutex::new(state));
         let log = Accounted { log, groups, sender, state: Arc::clone(&state) };
-        Ok((Checkpoints { thread, home, state }, learner, log))
+        Ok((Checkpoints { thread, home, state, refreshed }, learner, log))
     }
 
     /// After the dataflow's end: the last checkpoint, where the learner stands at the last sealed step.
@@ -117,20 +125,29 @@ impl<E: Engine + 'static> Checkpoints<E> {
         match (desk, learner) {
             (Err(_), _) => kept.unkept = Some(Error::engine("checkpoints", "the thread that writes them panicked")),
             (Ok(_), None) => {}
-            (Ok(desk), Some(learner)) => kept.unkept = last(desk, learner, &kept.state, &mut kept.weights).err(),
+            (Ok(desk), Some(learner)) => {
+                let reference = self.refreshed.get();
+                kept.unkept = last(desk, learner, reference, &kept.state, &mut kept.weights).err();
+            }
         }
         kept
     }
 }
 
 /// Writes the checkpoint of the last step, unless it is there; the weights are good for an evaluation whatever becomes of it.
-fn last<E: Engine>(mut desk: Desk<E>, learner: E::Learner, state: &State, kept: &mut Option<E::Weights>) -> Result<()> {
+fn last<E: Engine>(
+    mut desk: Desk<E>,
+    learner: E::Learner,
+    reference: Option<E::Weights>,
+    state: &State,
+    kept: &mut Option<E::Weights>,
+) -> Result<()> {
     let (weights, optimizer) = E::take_apart(learner)?;
     *kept = Some(weights.clone());
     if desk.newest == Some(state.step) {
         return Ok(());
     }
-    desk.write(&Copied { version: state.step, weights, optimizer }, state)?;
+    desk.write(&Copied { version: state.step, weights, optimizer, reference }, state)?;
     desk.tidy();
     Ok(())
 }
@@ -178,6 +195,9 @@ impl<E: Engine> Desk<E> {
     fn write(&mut self, copied: &Copied<E>, state: &State) -> Result<()> {
         let staged = Staged::new(&self.folder.checkpoint(state.step))?;
         self.writer.write(staged.path(), &copied.weights, &copied.optimizer)?;
+        if let Some(reference) = &copied.reference {
+            self.writer.write_reference(staged.path(), reference)?;
+        }
         state.write(staged.path())?;
         staged.seal()?;
         crash::at("checkpoint: sealed");
@@ -245,6 +265,7 @@ pub struct Watched<E: Engine> {
     busy: Arc<AtomicBool>,
     sender: Sender<Message<E>>,
     counters: Arc<Counters>,
+    refreshed: Refreshed<E::Weights>,
 }
 
 impl<E: Engine> Learner for Watched<E> {
@@ -279,7 +300,8 @@ impl<E: Engine> Learner for Watched<E> {
             count(started);
             match optimizer {
                 Ok(optimizer) => {
-                    let copied = Copied { version, weights: weights.clone(), optimizer };
+                    let reference = self.refreshed.get();
+                    let copied = Copied { version, weights: weights.clone(), optimizer, reference };
                     self.busy.store(true, Ordering::Release);
                     crash::at("checkpoint: copied");
                     // Nobody hears it only if the thread is gone; the end of the run says so.

@@ -58,7 +58,7 @@ impl Course {
     pub fn run<E>(
         self,
         mut engine: E,
-        origin: Origin<E::Learner>,
+        origin: Origin<E>,
         folder: &RunFolder,
         interrupt: &Interrupt,
         output: Output,

@@ -17,17 +17,40 @@ use tidegate_operators::record::{Reason, Rollout, Status, Stop};
 enum Baseline {
     /// The rewards of the group, or nothing.
     Group(Advantage),
-    /// The critic's value at each token, recorded when it was sampled.
-    Value,
-    /// The critic's values at this token and all later ones.
+    /// The critic's values, recorded when tokens were sampled.
+    Values(Valued),
+    /// The critic's values, which a model of its own makes when a step takes its batch: until then rewards stand for advantages.
+    Later,
+}
+
+/// What is made of a critic's values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Valued {
+    /// The reward, less the value at each token.
+    Baseline,
+    /// By the values at this token and all later ones.
     Gae(Gae),
+}
+
+impl Valued {
+    pub fn of(advantage: Advantage) -> Self {
+        if let Advantage::Gae(gae) = advantage { Valued::Gae(gae) } else { Valued::Baseline }
+    }
+
+    /// `[T]` of a rollout that has as many values as tokens.
+    pub fn advantages(self, rollout: &Rollout, reward: f32) -> Vec<f32> {
+        match self {
+            Valued::Baseline => value_advantages(reward, &rollout.value, &rollout.mask),
+            Valued::Gae(gae) => reward_gae(gae, reward, &rollout.value, &rollout.mask, ending(rollout.stop)),
+        }
+    }
 }
 
 impl Baseline {
     fn of(spec: &Spec) -> Self {
         match spec.estimate.advantage {
-            Advantage::Gae(gae) => Baseline::Gae(gae),
-            _ if spec.has_critic() => Baseline::Value,
+            _ if spec.has_separate_critic() => Baseline::Later,
+            kind if spec.has_critic() => Baseline::Values(Valued::of(kind)),
             kind => Baseline::Group(kind),
         }
     }
@@ -74,7 +97,7 @@ impl GroupEstimator {
         let rewards: Vec<Option<f32>> = rollouts.iter().map(|r| present(r, r.used_reward())).collect();
         let kind = match self.baseline {
             Baseline::Group(kind) => kind,
-            Baseline::Value | Baseline::Gae(_) => Advantage::Reinforce,
+            Baseline::Values(_) | Baseline::Later => Advantage::Reinforce,
         };
         if kind == Advantage::MaxRl {
             not_negative(rollouts, &rewards)?;
@@ -89,9 +112,8 @@ impl GroupEstimator {
                 continue;
             };
             rollout.advantage = match self.baseline {
-                Baseline::Group(_) => vec![*advantage; rollout.tokens.len()],
-                Baseline::Value => value_advantages(reward, &rollout.value, &rollout.mask),
-                Baseline::Gae(gae) => reward_gae(gae, reward, &rollout.value, &rollout.mask, ending(rollout.stop)),
+                Baseline::Group(_) | Baseline::Later => vec![*advantage; rollout.tokens.len()],
+                Baseline::Values(kind) => kind.advantages(rollout, reward),
             };
         }
         let filtered = self.zero_variance == ZeroVariance::Discard && matches!(self.baseline, Baseline::Group(_));
@@ -239,7 +261,7 @@ fn bad_tokens(rollout: &mut Rollout, baseline: Baseline) -> Option<String> {
         ("logp_behavior", rollout.logp_behavior.len()),
         ("version", rollout.version.len()),
     ];
-    if matches!(baseline, Baseline::Value | Baseline::Gae(_)) {
+    if matches!(baseline, Baseline::Values(_)) {
         lists.push(("value", rollout.value.len()));
     }
     if let Some((name, len)) = lists.into_iter().find(|(_, len)| *len != n) {

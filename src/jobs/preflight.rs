@@ -33,11 +33,15 @@ impl Disk {
     /// Of `steps` steps of `spec` with a model of `parameters` weights, prompts of `prompt_tokens` and `keep` checkpoints kept.
     pub fn of(spec: &Spec, steps: u64, parameters: u64, prompt_tokens: u64, keep: u64) -> Disk {
         let (rows, group_size) = (spec.batch.batch_size as u64, spec.batch.group_size as u64);
-        let (most, values) = (spec.generate.max_tokens as u64, u64::from(spec.has_critic()));
-        let file = |tokens| size::of_file(rows, group_size, prompt_tokens, tokens, values);
+        let most = spec.generate.max_tokens as u64;
+        let reference = &spec.learn.reference;
+        let lists = u64::from(spec.has_critic()) + u64::from(reference.is_on());
+        let file = |tokens| size::of_file(rows, group_size, prompt_tokens, tokens, lists);
         let all = |bytes: u64| bytes.saturating_mul(steps);
         let log = Size { expected: all(file(most.div_ceil(2)).expected), most: all(file(most).most) };
-        let checkpoint = parameters.saturating_mul(NUMBERS_A_WEIGHT * BYTES_A_NUMBER);
+        // A reference that is refreshed is in no other place.
+        let numbers = NUMBERS_A_WEIGHT + u64::from(reference.refresh_steps > 0);
+        let checkpoint = parameters.saturating_mul(numbers * BYTES_A_NUMBER);
         let checkpoints = checkpoint.saturating_mul(keep.saturating_add(2));
         Disk { log, checkpoints, place: spec.output.clone(), free: free(&spec.output) }
     }
@@ -115,6 +119,9 @@ mod tests {
         assert_eq!((disk.to_string(), disk.warning()), (line.to_owned(), None));
         let critic = Disk::of(&spec(&["generate.max_tokens=200", "learn.value_coef=0.5"]), 100, 1_000_000, 20, 2);
         assert_eq!(critic.log.expected - disk.log.expected, 64 * 100 * 34 * 100 / 10);
+        let reference = ["generate.max_tokens=200", "learn.reference={kl_coef=0.1,refresh_steps=9}"];
+        let reference = Disk::of(&spec(&reference), 100, 1_000_000, 20, 2);
+        assert_eq!((reference.log.expected, reference.checkpoints), (critic.log.expected, 64_000_000));
     }
 
     /// Catches a warning that comes too late, that comes always, or numbers that overflow.

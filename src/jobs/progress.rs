@@ -219,8 +219,10 @@ impl Progress {
         let rate = |tokens: u64| format!("{:.1}k", tokens as f64 / seconds / 1e3);
         state.stepped = Instant::now();
         let rewards = self.counters.rewards.as_ref().map(Meter::waits).unwrap_or_default();
+        // A critic learns at some rate, until the schedule ends at 0.
+        let critic = if m.critic_lr > 0.0 { format!("explained {:.2}  ", m.explained_variance) } else { String::new() };
         let line = format!(
-            "reward {:.3}  lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {}",
+            "reward {:.3}  {critic}lag {:.1} max {} bound {}  ESS {:.3}  tok/s gen {} train {}  learner waits for {}",
             m.reward,
             m.lag_mean,
             state.lag_max,
@@ -268,6 +270,7 @@ pub struct SealedSoFar {
     pub not_trained: BTreeMap<String, u64>,
     /// Of every step, in order.
     pub rewards: Vec<f64>,
+    pub explained: Vec<f64>,
     pub trained_rollouts: u64,
     pub trained_tokens: u64,
     /// Sums over trained tokens; a step that had none has no lag and no ESS, whatever stands in its row.
@@ -284,6 +287,7 @@ pub struct SealedSoFar {
 impl SealedSoFar {
     fn add(&mut self, m: &Metrics) {
         self.rewards.push(m.reward);
+        self.explained.push(m.explained_variance);
         self.trained_rollouts += m.rollouts;
         self.trained_tokens += m.tokens;
         self.wait_forced_ns += m.wait_forced_ns;

@@ -29,10 +29,12 @@ impl Expected {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&step)
     }
 
-    /// How a step that was read was trained: under which specification, in micro-batches of how many tokens.
-    pub fn trained(&self, step: Step) -> Option<(String, u64)> {
+    /// How a step that was read was trained: under which specification, in micro-batches of how many tokens, the policy's and those of a
+    /// separate critic.
+    pub fn trained(&self, step: Step) -> Option<(String, [u64; 2])> {
         let recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        recorded.get(&step).map(|recorded| (recorded.spec.clone(), recorded.metrics.micro_batch_tokens))
+        let tokens = |m: &Metrics| [m.micro_batch_tokens, m.critic_micro_batch_tokens];
+        recorded.get(&step).map(|recorded| (recorded.spec.clone(), tokens(&recorded.metrics)))
     }
 
     fn put(&self, step: Step, recorded: RecordedStep) {

@@ -4,8 +4,10 @@
 
 use crate::crash;
 use crate::engine::contract::{Engine, Identity};
+use crate::engine::reference::Drift;
 use crate::error::{Error, Result};
 use crate::jobs::lent::Lent;
+use crate::jobs::reference::{self, Loaded, Referee, Refreshed};
 use crate::jobs::retrace::Retrace;
 use crate::jobs::verdict::{Check, Verdict};
 use crate::jobs::{replay, say};
@@ -20,10 +22,10 @@ use tidegate_operators::record::{Estimated, Metrics, Rollout, Status, Step, now_
 use tidegate_operators::start::Start;
 
 /// All that a run starts with, or goes on with.
-pub struct Origin<L> {
+pub struct Origin<E: Engine> {
     /// Of the model that the run started from.
     pub identity: Identity,
-    pub learner: L,
+    pub learner: E::Learner,
     /// After the last sealed step.
     pub state: State,
     /// The step of the checkpoint that it was loaded from, if it was.
@@ -33,18 +35,22 @@ pub struct Origin<L> {
     pub waiting: Vec<Estimated>,
     /// What the last steps measured, in order: as many as safeguards look back.
     pub before: Vec<Metrics>,
+    /// What the policy is to stay near.
+    pub referee: Referee<E::Frozen, E::Weights>,
 }
 
-impl<L> Origin<L> {
-    /// The origin of a run that starts at nothing.
+impl<E: Engine> Origin<E> {
+    /// The origin of a run that starts at nothing. `open` makes the engine of a model folder.
     ///
     /// # Errors
-    /// Not enough memory for its learner.
-    pub fn new<E: Engine<Learner = L>>(engine: &E, spec: &Spec) -> Result<Self> {
+    /// Not enough memory for its learner; a reference that is not of its layout.
+    pub fn new(engine: &E, spec: &Spec, open: impl Fn(Option<&Path>) -> Result<E>) -> Result<Self> {
+        let frozen = reference::frozen(spec, engine, Loaded::First, &Refreshed::default(), open)?;
+        let referee = Referee { frozen, ..Referee::default() };
         let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
         let (state, start) = (State::default(), Start::default());
         let (waiting, before) = (Vec::new(), Vec::new());
-        Ok(Origin { identity: engine.identity(), learner, state, checkpoint: None, start, waiting, before })
+        Ok(Origin { identity: engine.identity(), learner, state, checkpoint: None, start, waiting, before, referee })
     }
 }
 
@@ -67,7 +73,7 @@ pub fn recover<E>(
     bits: Bits,
     halt: &Halt,
     open: impl Fn(Option<&Path>) -> Result<E>,
-) -> Result<(E, Origin<E::Learner>)>
+) -> Result<(E, Origin<E>)>
 where
     E: Engine + 'static,
 {
@@ -80,10 +86,11 @@ where
     }
     let first = if last > 0 { Some(log.footer(1)?) } else { None };
     set_aside(folder, last)?;
-    let (engine, learner, mut state) = newest(spec, folder, &mut log, first.as_ref(), &open)?;
+    let Found { engine, learner, mut state, refreshed, drift } = newest(spec, folder, &mut log, first.as_ref(), &open)?;
     let checkpoint = Some(state.step).filter(|step| *step > 0);
     crash::at("resume: loaded");
-    let learner = again::<E>(spec, folder, state.step..last, learner, bits, halt)?;
+    let referee = Referee { refreshed: refreshed.clone(), drift, ..Referee::default() };
+    let learner = again::<E>(spec, folder, state.step..last, learner, referee, bits, halt)?;
     crash::at("resume: replayed");
     for step in state.step + 1..=last {
         let file = log.step(step)?;
@@ -98,7 +105,10 @@ where
     let identity = first
         .map_or_else(|| engine.identity(), |Footer { info, .. }| Identity { model: info.model, tokenizer: info.tokenizer });
     let before = measured(&mut log, last)?;
-    Ok((engine, Origin { identity, learner, state, checkpoint, start, waiting, before }))
+    let loaded = checkpoint.map_or(Loaded::First, |_| Loaded::Later(&identity));
+    let frozen = reference::frozen(spec, &engine, loaded, &refreshed, &open)?;
+    let referee = Referee { frozen, refreshed, drift: Drift::after(&before), ..Referee::default() };
+    Ok((engine, Origin { identity, learner, state, checkpoint, start, waiting, before, referee }))
 }
 
 /// What the steps up to `last` measured, in order, without their hashes: back to where there are as many norms of gradients as a
@@ -129,6 +139,15 @@ fn set_aside(folder: &RunFolder, last: Step) -> Result<()> {
     Ok(())
 }
 
+/// Where a run is found, before the steps that its log has after it.
+struct Found<E: Engine> {
+    engine: E,
+    learner: E::Learner,
+    state: State,
+    refreshed: Refreshed<E::Weights>,
+    drift: Drift,
+}
+
 /// The newest checkpoint that can be used, and if there is none, the beginning.
 fn newest<E: Engine>(
     spec: &Spec,
@@ -136,7 +155,7 @@ fn newest<E: Engine>(
     log: &mut LogReader,
     first: Option<&Footer>,
     open: &impl Fn(Option<&Path>) -> Result<E>,
-) -> Result<(E, E::Learner, State)> {
+) -> Result<Found<E>> {
     let mut steps = folder.checkpointed_steps()?;
     steps.retain(|step| log.path(Part::Step(*step)).is_some());
     for step in steps.into_iter().rev() {
@@ -153,7 +172,8 @@ fn newest<E: Engine>(
         replay::same(&spec.model.path, "tokenizer", &info.tokenizer, &tokenizer)?;
     }
     let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
-    Ok((engine, learner, State::default()))
+    let (state, refreshed, drift) = (State::default(), Refreshed::default(), Drift::default());
+    Ok(Found { engine, learner, state, refreshed, drift })
 }
 
 fn at_checkpoint<E: Engine>(
@@ -162,7 +182,7 @@ fn at_checkpoint<E: Engine>(
     log: &mut LogReader,
     step: Step,
     open: &impl Fn(Option<&Path>) -> Result<E>,
-) -> Result<(E, E::Learner, State)> {
+) -> Result<Found<E>> {
     let path = folder.checkpoint(step);
     let state = State::read(&path)?;
     if state.step != step {
@@ -178,8 +198,10 @@ fn at_checkpoint<E: Engine>(
     }
     let mut learner = engine.learner(&spec.learn, &spec.generate, spec.steps, step)?;
     engine.restore(&path, &mut learner)?;
-    E::recall(&mut learner, &measured(log, step)?);
-    Ok((engine, learner, state))
+    let before = measured(log, step)?;
+    E::recall(&mut learner, &before);
+    let refreshed = reference::refreshed_at(spec, &engine, &path, step)?;
+    Ok(Found { engine, learner, state, refreshed, drift: Drift::after(&before) })
 }
 
 /// Trains the sealed steps after a checkpoint again.
@@ -188,6 +210,7 @@ fn again<E>(
     folder: &RunFolder,
     steps: std::ops::Range<Step>,
     learner: E::Learner,
+    referee: Referee<E::Frozen, E::Weights>,
     bits: Bits,
     halt: &Halt,
 ) -> Result<E::Learner>
@@ -205,7 +228,7 @@ where
         Bits::Same => Verdict::Check(Check::default()),
         Bits::Any => Verdict::WhatIf(Default::default()),
     };
-    let (verdict, faults) = retrace.train::<E>(lent, verdict, halt, threads)?;
+    let (verdict, faults) = retrace.train::<E>(lent, referee, verdict, halt, threads)?;
     if let Some(difference) = verdict.difference() {
         let why = "another machine, build or number of threads gives other bits (--force goes on all the same)";
         return Err(Error::Mismatch(format!("{difference}: {why}")));
@@ -270,6 +293,7 @@ fn estimated(mut rollouts: Vec<Rollout>) -> Estimated {
     for rollout in &mut rollouts {
         (rollout.step, rollout.order) = (0, 0);
         rollout.logp_current.clear();
+        rollout.logp_reference.clear();
     }
     rollouts.sort_unstable_by_key(|rollout| rollout.sample);
     Estimated { group: rollouts[0].group.clone(), rollouts, discarded: None }

@@ -1,8 +1,10 @@
 //! `replay`: train again from recorded rollouts, and compare, or ask what another loss would have done.
 
 use crate::engine::contract::{self, Engine};
+use crate::engine::reference::Reference;
 use crate::error::{Error, Result};
 use crate::jobs::lent::Lent;
+use crate::jobs::reference::{self, Loaded, Recorded, Referee, Refreshed};
 use crate::jobs::retrace::Retrace;
 use crate::jobs::run::{torch, toy};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
@@ -61,20 +63,27 @@ pub fn replay(options: &Options) -> Result<()> {
         }
     }
     let spec = Spec::from_text(&footer.info.spec, &options.sets)?;
-    if spec.has_critic() && !Spec::from_text(&footer.info.spec, &[])?.has_critic() {
-        let why = "the run had no critic, so its rollouts have no values to replay with; allowed: 0";
+    if spec.has_value_head() && !Spec::from_text(&footer.info.spec, &[])?.has_critic() {
+        let why = "the run had no critic, so its rollouts have no values to replay with; allowed: 0, or learn.critic.model = \"separate\"";
         return Err(Error::config("learn.value_coef", spec.learn.value_coef, why));
     }
     match spec.model.engine {
-        EngineKind::Torch => retrace(&folder, &footer, &spec, options, torch(&spec, None)?),
-        EngineKind::Toy => retrace(&folder, &footer, &spec, options, toy(&spec, None)?),
+        EngineKind::Torch => retrace(&folder, &footer, &spec, options, torch),
+        EngineKind::Toy => retrace(&folder, &footer, &spec, options, toy),
     }
 }
 
-fn retrace<E>(folder: &RunFolder, footer: &Footer, spec: &Spec, options: &Options, engine: E) -> Result<()>
+fn retrace<E>(
+    folder: &RunFolder,
+    footer: &Footer,
+    spec: &Spec,
+    options: &Options,
+    open: impl Fn(&Spec, Option<&Path>) -> Result<E>,
+) -> Result<()>
 where
     E: Engine + 'static,
 {
+    let engine = open(spec, None)?;
     if options.identity == Identity::Required {
         let contract::Identity { model, tokenizer } = engine.identity();
         same(&spec.model.path, "model", &footer.info.model, &model)?;
@@ -96,7 +105,8 @@ where
     // The learning-rate schedule is that of the whole run, however few steps are replayed.
     let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
     let retrace = Retrace { folder, spec, sets: &options.sets, after: 0, last };
-    let (verdict, faults) = retrace.train::<E>(Lent::new(learner).0, verdict, &Halt::default(), threads)?;
+    let referee = if compares { Referee::default() } else { referee(footer, spec, &engine, open)? };
+    let (verdict, faults) = retrace.train::<E>(Lent::new(learner).0, referee, verdict, &Halt::default(), threads)?;
     match (verdict.difference(), faults.into_iter().next()) {
         // What was compared until then is no result.
         (None, Some(fault)) => Err(Error::Fault(fault)),
@@ -105,6 +115,21 @@ where
             difference.map_or(Ok(()), |difference| Err(Error::Mismatch(difference)))
         }
     }
+}
+
+/// The reference of a replay that asks what if. What the log has of it is taken, where it is of the same one.
+fn referee<E: Engine>(
+    footer: &Footer,
+    spec: &Spec,
+    engine: &E,
+    open: impl Fn(&Spec, Option<&Path>) -> Result<E>,
+) -> Result<Referee<E::Frozen, E::Weights>> {
+    let frozen = reference::frozen(spec, engine, Loaded::First, &Refreshed::default(), |folder| open(spec, folder))?;
+    let was = Spec::from_text(&footer.info.spec, &[])?.learn.reference;
+    // One that is refreshed depends on what is trained.
+    let same = |a: &Reference, b: &Reference| a.path == b.path && [a.refresh_steps, b.refresh_steps] == [0, 0];
+    let recorded = if same(&was, &spec.learn.reference) { Recorded::Kept } else { Recorded::Dropped };
+    Ok(Referee { frozen, recorded, ..Referee::default() })
 }
 
 fn first_footer(folder: &RunFolder) -> Result<Footer> {

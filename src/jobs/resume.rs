@@ -4,6 +4,7 @@ use crate::engine::contract::Engine;
 use crate::error::{Error, Result};
 use crate::jobs::course::Course;
 use crate::jobs::recovery::{Bits, recover};
+use crate::jobs::reference;
 use crate::jobs::run::{plan, torch, toy};
 use crate::jobs::{Output, curriculum, say, signals, told};
 use crate::spec::{EngineKind, Spec};
@@ -76,6 +77,7 @@ where
     origin.start.outcomes = Arc::new(outcomes);
     folder.write_spec(&course.spec.to_text())?;
     say(plan(&course.spec, &engine));
+    reference::described(&course.spec).into_iter().for_each(say);
     let (start, waiting) = (&origin.start, origin.waiting.len());
     say(format_args!(
         "resume    after step {} of {}: {waiting} groups wait, {} are sampled again, new ones from number {}",
@@ -125,9 +127,18 @@ pub fn changeable() -> String {
     format!("{}; but not {}", told(&HARMLESS), told(&FIXED))
 }
 
-/// Without a critic there are no values, with one there must be; what is trained again is computed in one type throughout; and a
-/// prompt is the source's next one or one that was drawn.
-const FIXED: [&str; 3] = ["learn.value_coef", "learn.dtype", "curriculum.kind"];
+/// Without a critic there are no values, with one there must be; what is trained again is computed in one type throughout; a
+/// checkpoint has the reference that its step had; and a prompt is the source's next one or one that was drawn.
+const FIXED: [&str; 8] = [
+    "curriculum.kind",
+    "learn.value_coef",
+    "learn.critic.model",
+    "learn.critic.path",
+    "learn.critic.warm_up_steps",
+    "learn.dtype",
+    "learn.reference.path",
+    "learn.reference.refresh_steps",
+];
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.

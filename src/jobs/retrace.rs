@@ -1,11 +1,13 @@
 //! Trains the recorded steps of a log again, from where a learner stands, and judges each.
 
 use crate::engine::contract::Engine;
+use crate::engine::spec::Learning;
 use crate::error::Result;
 use crate::jobs::estimator::GroupEstimator;
 use crate::jobs::lent::Lent;
 use crate::jobs::progress::Steps;
 use crate::jobs::recording::{Expected, Recording};
+use crate::jobs::reference::{Referee, Referring};
 use crate::jobs::rewards::RewardScorer;
 use crate::jobs::verdict::Verdict;
 use crate::jobs::whitening::Whitening;
@@ -41,6 +43,7 @@ impl Retrace<'_> {
     pub fn train<E>(
         &self,
         learner: Lent<E::Learner>,
+        referee: Referee<E::Frozen, E::Weights>,
         verdict: Verdict,
         halt: &Halt,
         threads: u16,
@@ -55,14 +58,18 @@ impl Retrace<'_> {
             Plan { start: Start::at(after, 0), schedule, steps: last, generators: vec![0], learner: 0, ..spec.plan() };
         let recording = Recording::open(folder, after + 1..=last)?;
         let expected = recording.expected();
-        let learner = Following::<E> { learner, expected: expected.clone(), sets: sets.to_vec(), now: (String::new(), 0) };
+        let then = Then { expected: expected.clone(), sets: sets.to_vec(), now: Default::default() };
+        let learner = Following::<E> { learner, then: then.clone() };
+        let mut then = then;
+        let learner = Referring::new(spec, referee, Whitening::new(spec, learner))
+            .following(Box::new(move |step| Ok(then.at(step)?.map(|(learning, _)| learning))));
         let verdict = Arc::new(Mutex::new(verdict));
         let log = Judge { verdict: Arc::clone(&verdict), expected, shown: Steps::new(last) };
         let ports = ReplayPorts {
             recorded: Some(recording),
             scorer: Some(RewardScorer::of_replay(&spec.reward)?),
             estimator: Some(GroupEstimator::of_replay(spec)),
-            learner: Some(Whitening::new(spec, learner)),
+            learner: Some(learner),
             log: Some(log),
         };
         let report = pipeline::replay(&plan, ports, halt, move |_| E::set_threads(threads))?;
@@ -71,27 +78,43 @@ impl Retrace<'_> {
     }
 }
 
+/// What each step was trained with.
+#[derive(Clone)]
+struct Then {
+    expected: Expected,
+    sets: Vec<String>,
+    /// Text of the specification that is followed now, and the size of micro-batches.
+    now: (String, [u64; 2]),
+}
+
+impl Then {
+    /// How a step was learned, and towards how many steps, where that is not as the step before.
+    fn at(&mut self, step: Step) -> Result<Option<(Learning, Step)>, Fault> {
+        let Some(then) = self.expected.trained(step).filter(|then| *then != self.now) else { return Ok(None) };
+        let mut spec = Spec::from_text(&then.0, &self.sets).map_err(|e| Fault::new("recorded", e))?;
+        // A sum's last bits are those of the micro-batches that memory allowed then.
+        if !self.sets.iter().any(|set| set.contains("micro_batch_tokens")) {
+            let learn = &mut spec.learn;
+            let keys = [&mut learn.micro_batch_tokens, &mut learn.critic.micro_batch_tokens];
+            keys.into_iter().zip(then.1).filter(|(_, then)| *then > 0).for_each(|(key, then)| *key = then as usize);
+        }
+        self.now = then;
+        Ok(Some((spec.learn, spec.steps)))
+    }
+}
+
 /// A learner that learns each step as the run did then: a run that goes on may do so with other rates.
 struct Following<E: Engine> {
     learner: Lent<E::Learner>,
-    expected: Expected,
-    sets: Vec<String>,
-    /// Text of the specification that it follows now, and the size of micro-batches.
-    now: (String, u64),
+    then: Then,
 }
 
 impl<E: Engine> Learner for Following<E> {
     type Weights = E::Weights;
 
     fn begin(&mut self, step: Step, batch: Vec<Rollout>) -> Result<(), Fault> {
-        if let Some(then) = self.expected.trained(step).filter(|then| *then != self.now) {
-            let mut spec = Spec::from_text(&then.0, &self.sets).map_err(|e| Fault::new("recorded", e))?;
-            // A sum's last bits are those of the micro-batches that memory allowed then.
-            if then.1 > 0 && !self.sets.iter().any(|set| set.contains("micro_batch_tokens")) {
-                spec.learn.micro_batch_tokens = then.1 as usize;
-            }
-            E::relearn(self.learner.get()?, &spec.learn, spec.steps);
-            self.now = then;
+        if let Some((learning, steps)) = self.then.at(step)? {
+            E::relearn(self.learner.get()?, &learning, steps);
         }
         self.learner.begin(step, batch)
     }

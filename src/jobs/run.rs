@@ -6,12 +6,14 @@ use crate::engine::torch::policy::Policy;
 use crate::engine::toy::ToyEngine;
 use crate::error::{Error, Result};
 use crate::jobs::course::Course;
+use crate::jobs::critic::engine::{FOLDER, WithCritic};
 use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
+use crate::jobs::reference;
 use crate::jobs::{Output, program, say, signals};
 use crate::spec::{EngineKind, ScheduleSpec, Spec};
 use crate::store::RunFolder;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 
 /// Trains as the specification says and reports.
@@ -22,35 +24,50 @@ use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 pub fn run(spec: Spec, output: Output) -> Result<()> {
     preflight::writable(&spec.output)?;
     match spec.model.engine {
-        EngineKind::Torch => start(torch(&spec, None)?, spec, output),
-        EngineKind::Toy => start(toy(&spec, None)?, spec, output),
+        EngineKind::Torch => start(torch, spec, output),
+        EngineKind::Toy => start(toy, spec, output),
     }
 }
 
-/// The torch engine of a model folder: the specification's, or a checkpoint's.
+/// The torch engine of a model folder, the specification's or a checkpoint's; with that of a separate critic.
 ///
 /// # Errors
 /// A folder that is no model that it runs.
-pub fn torch(spec: &Spec, folder: Option<&Path>) -> Result<Policy> {
-    let head = if spec.has_critic() { ValueHead::Present } else { ValueHead::None };
+pub fn torch(spec: &Spec, folder: Option<&Path>) -> Result<WithCritic<Policy>> {
     // The pools are the workers'.
     Policy::set_threads(1);
-    Policy::load(folder.unwrap_or(&spec.model.path), &spec.model.device, head)
+    let head = if spec.has_value_head() { ValueHead::Present } else { ValueHead::None };
+    let load = |folder: &Path, head| Policy::load(folder, &spec.model.device, head);
+    let critic = || {
+        let own = Some(spec.learn.critic.path.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let start = own.unwrap_or(&spec.model.path).to_owned();
+        load(&critics(folder).unwrap_or(start), ValueHead::Present)
+    };
+    WithCritic::open(spec, || load(folder.unwrap_or(&spec.model.path), head), critic)
 }
 
 /// The toy engine: new tables, or a checkpoint's.
 ///
 /// # Errors
 /// A folder that has no tables.
-pub fn toy(spec: &Spec, folder: Option<&Path>) -> Result<ToyEngine> {
-    let engine = folder.map_or_else(|| Ok(ToyEngine::new(spec.seed)), ToyEngine::load)?;
-    Ok(if spec.has_critic() { engine.with_critic() } else { engine })
+pub fn toy(spec: &Spec, folder: Option<&Path>) -> Result<WithCritic<ToyEngine>> {
+    let tables = |folder: Option<&Path>| folder.map_or_else(|| Ok(ToyEngine::new(spec.seed)), ToyEngine::load);
+    let policy = || tables(folder).map(|engine| if spec.has_value_head() { engine.with_critic() } else { engine });
+    let critic = || tables(critics(folder).as_deref()).map(ToyEngine::with_critic);
+    WithCritic::open(spec, policy, critic)
 }
 
-fn start<E>(engine: E, spec: Spec, output: Output) -> Result<()>
+/// A separate critic's folder in a checkpoint; a model that is none has none.
+fn critics(checkpoint: Option<&Path>) -> Option<PathBuf> {
+    checkpoint.map(|checkpoint| checkpoint.join(FOLDER)).filter(|folder| folder.is_dir())
+}
+
+fn start<E>(open: impl Fn(&Spec, Option<&Path>) -> Result<E>, spec: Spec, output: Output) -> Result<()>
 where
     E: Engine + 'static,
 {
+    let engine = open(&spec, None)?;
+    let origin = Origin::new(&engine, &spec, |folder| open(&spec, folder))?;
     let mut course = Course::new(spec, &engine)?;
     // A signal that comes until here ends the process, which has written nothing.
     let interrupt = signals::halt_on_signals()?;
@@ -60,6 +77,7 @@ where
     let spec = &course.spec;
     folder.write_spec(&spec.to_text())?;
     say(plan(spec, &engine));
+    reference::described(spec).into_iter().for_each(say);
     engine.notes().iter().for_each(|note| say(format_args!("note      {note}")));
     let prompt_tokens = preflight::prompt_tokens(&mut course.prompts, &*engine.tokenizer())?;
     let disk = Disk::of(spec, spec.steps, engine.parameters(), prompt_tokens, spec.checkpoint.keep as u64);
@@ -70,7 +88,6 @@ where
             "note      groups of one rollout have no baseline: every advantage is 0, and nothing is learned without a critic",
         );
     }
-    let origin = Origin::new(&engine, spec)?;
     course.run(engine, origin, &folder, &interrupt, output)
 }
 

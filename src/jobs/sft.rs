@@ -1,6 +1,7 @@
 //! `sft`: a supervised warm start with the learner that `run` uses.
 
 use crate::durable::temporary;
+use crate::engine::critic::Critic;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::config::{Config, Family};
@@ -120,6 +121,7 @@ impl SftSpec {
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
         spec::check_learning(&spec.learn)?;
         only_skips(spec.learn.safeguard)?;
+        spec::check_no_reference(&spec.learn.reference)?;
         spec::check_sampling(&spec.generate)?;
         spec::check_threads("threads", spec.threads)?;
         spec::check_counts(spec.batch_size, spec.generate.slots, spec.steps)?;
@@ -193,7 +195,7 @@ pub fn sft(spec: &SftSpec) -> Result<()> {
 }
 
 fn learning(spec: &SftSpec) -> Learning {
-    Learning { loss: Loss::Supervised, value_coef: 0.0, ..spec.learn.clone() }
+    Learning { loss: Loss::Supervised, value_coef: 0.0, critic: Critic::default(), ..spec.learn.clone() }
 }
 
 /// Where a new model stands until it is trained: not where the trained one is staged.

@@ -50,6 +50,9 @@ pub struct Summary {
     /// Mean reward of the first and of the last tenth of the steps. This and the means below: None where nothing was trained.
     pub reward_first: Option<f64>,
     pub reward_last: Option<f64>,
+    /// The critic's explained variance likewise; None without a critic.
+    pub explained_first: Option<f64>,
+    pub explained_last: Option<f64>,
     /// Of trained tokens, steps.
     pub lag_mean: Option<f64>,
     pub lag_max: Option<u64>,
@@ -79,6 +82,7 @@ impl Summary {
         let a_token = |sum: f64| (sealed.trained_tokens > 0).then(|| sum / sealed.trained_tokens as f64);
         let (steps, tenth) = (sealed.rewards.len(), sealed.rewards.len().div_ceil(10));
         let reward = |part: &[f64]| mean(part.iter().copied().filter(|reward| reward.is_finite()));
+        let explained = |part: &[f64]| mean(part.iter().copied().filter(|share| spec.has_critic() && share.is_finite()));
         let wall = outcome.seconds.max(1e-9) * 1e9;
         Summary {
             run: spec.output.clone(),
@@ -93,6 +97,8 @@ impl Summary {
             not_trained: sealed.not_trained.clone(),
             reward_first: reward(&sealed.rewards[..tenth]),
             reward_last: reward(&sealed.rewards[steps - tenth..]),
+            explained_first: explained(&sealed.explained[..tenth]),
+            explained_last: explained(&sealed.explained[steps - tenth..]),
             lag_mean: a_token(sealed.lag),
             lag_max: sealed.lag_max,
             lag_bound: spec.schedule.schedule().bound(),
@@ -144,6 +150,10 @@ impl fmt::Display for Summary {
         }
         let (first, last) = (number(s.reward_first, 3), number(s.reward_last, 3));
         writeln!(f, "reward    {first} in the first tenth of the steps, {last} in the last")?;
+        if s.explained_first.or(s.explained_last).is_some() {
+            let (first, last) = (number(s.explained_first, 2), number(s.explained_last, 2));
+            writeln!(f, "critic    explained variance {first} in the first tenth of the steps, {last} in the last")?;
+        }
         if let (Some(before), Some(after)) = (&s.before, &s.after) {
             let columns = [
                 ("sampled before", &before.sampled),

@@ -13,6 +13,7 @@ use crate::jobs::pace::{Pacing, Watch};
 use crate::jobs::ports::TokenizedPrompts;
 use crate::jobs::progress::{Counters, Progress, SealedSoFar, Shown};
 use crate::jobs::recovery::Origin;
+use crate::jobs::reference::Referring;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::say;
 use crate::jobs::whitening::Whitening;
@@ -66,7 +67,7 @@ pub struct Outcome<W> {
 pub fn train<E>(
     training: &Training<'_, E>,
     prompts: source::Prompts,
-    origin: Origin<E::Learner>,
+    origin: Origin<E>,
     best: Option<Best<E>>,
     halt: &Halt,
 ) -> Result<Outcome<E::Weights>>
@@ -74,7 +75,7 @@ where
     E: Engine + 'static,
 {
     let Training { spec, folder, rewards, engine } = *training;
-    let Origin { identity, learner, state, checkpoint, start, waiting, before } = origin;
+    let Origin { identity, learner, state, checkpoint, start, waiting, before, referee } = origin;
     let plan = Plan { start, ..spec.plan() };
     let counters = Arc::new(Counters { rewards: rewards.meter(), ..Counters::default() });
     let progress = Progress::new(spec, Arc::clone(&counters));
@@ -86,10 +87,12 @@ where
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
     let sealed = log.sealed();
-    let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: &counters, best };
+    let (counted, refreshed) = (&counters, referee.refreshed.clone());
+    let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: counted, best, refreshed };
     let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
-    let learner = Stopping::new(spec.learn.safeguard, &before, Whitening::new(spec, learner));
+    let learner = Referring::new(spec, referee, Whitening::new(spec, learner));
+    let learner = Stopping::new(spec.learn.safeguard, &before, learner);
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));
     let drawing = Drawing::new(spec, &plan.start, prompts.source());
     let mut prompts = Some(TokenizedPrompts { prompts, encoder, drawing });

@@ -56,6 +56,8 @@ pub struct WhatIfStep {
     pub ess: f64,
     pub kl_k1: f64,
     pub kl_k3: f64,
+    /// From the reference, where there is one.
+    pub kl_reference: f64,
     pub grad_norm: f64,
 }
 
@@ -89,6 +91,7 @@ impl Verdict {
                     ess: metrics.ess,
                     kl_k1: metrics.kl_k1,
                     kl_k3: metrics.kl_k3,
+                    kl_reference: metrics.kl_reference,
                     grad_norm: metrics.grad_norm,
                 });
                 None
@@ -184,9 +187,11 @@ fn row_difference(then: &Rollout, now: &Rollout) -> Option<Differing> {
     if then.reward.map(f32::to_bits) != now.reward.map(f32::to_bits) {
         return differing("reward".into(), format!("{:?}", then.reward), format!("{:?}", now.reward));
     }
-    for (name, then, now) in
-        [("advantage", &then.advantage, &now.advantage), ("logp_current", &then.logp_current, &now.logp_current)]
-    {
+    for (name, then, now) in [
+        ("value", &then.value, &now.value),
+        ("advantage", &then.advantage, &now.advantage),
+        ("logp_current", &then.logp_current, &now.logp_current),
+    ] {
         if then.len() != now.len() {
             return differing(format!("length of {name}"), then.len().to_string(), now.len().to_string());
         }

@@ -23,14 +23,38 @@ pub struct Whitening<L> {
 
 /// Whether batches are whitened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whitens {
+pub enum Whitens {
     Nothing,
     Batch,
 }
 
+impl Whitens {
+    /// As the specification says.
+    pub fn of(spec: &Spec) -> Self {
+        if spec.whitens() { Whitens::Batch } else { Whitens::Nothing }
+    }
+}
+
+/// Whitens the advantages of a batch over its trained tokens.
+///
+/// # Errors
+/// A rollout whose advantages are not as many as its tokens; the batch is as it was then.
+pub fn whiten_batch(batch: &mut [Rollout]) -> Result<(), Fault> {
+    let lists = |rollout: &&Rollout| rollout.trainable() && rollout.advantage.len() != rollout.mask.len();
+    if let Some(Rollout { group, sample, advantage, mask, .. }) = batch.iter().find(lists) {
+        let why = format!("advantage has {} entries and mask {}", advantage.len(), mask.len());
+        return Err(Fault::new("train", format!("group {}, sample {sample}: {why}", group.number)));
+    }
+    let trained = batch.iter_mut().filter(|rollout| rollout.trainable());
+    let mut rows: Vec<Row<'_>> = trained.map(|r| Row { advantage: &mut r.advantage, mask: &r.mask }).collect();
+    whiten(&mut rows);
+    Ok(())
+}
+
 impl<L: Learner> Whitening<L> {
+    /// Where a separate critic makes the advantages of a batch, later, they are whitened there.
     pub fn new(spec: &Spec, learner: L) -> Self {
-        let whitens = if spec.whitens() { Whitens::Batch } else { Whitens::Nothing };
+        let whitens = if spec.has_separate_critic() { Whitens::Nothing } else { Whitens::of(spec) };
         Whitening { learner, whitens, before: Vec::new(), refused: Vec::new() }
     }
 }
@@ -40,17 +64,11 @@ impl<L: Learner> Learner for Whitening<L> {
 
     fn begin(&mut self, step: Step, mut batch: Vec<Rollout>) -> Result<(), Fault> {
         if self.whitens == Whitens::Batch {
-            let lists = |rollout: &Rollout| rollout.trainable() && rollout.advantage.len() != rollout.mask.len();
-            if let Some(Rollout { group, sample, advantage, mask, .. }) = batch.iter().find(|rollout| lists(rollout)) {
-                let why = format!("advantage has {} entries and mask {}", advantage.len(), mask.len());
-                let fault = Fault::new("train", format!("group {}, sample {sample}: {why}", group.number));
+            self.before = batch.iter().map(|rollout| rollout.advantage.clone()).collect();
+            if let Err(fault) = whiten_batch(&mut batch) {
                 self.refused = batch;
                 return Err(fault);
             }
-            self.before = batch.iter().map(|rollout| rollout.advantage.clone()).collect();
-            let trained = batch.iter_mut().filter(|rollout| rollout.trainable());
-            let mut rows: Vec<Row<'_>> = trained.map(|r| Row { advantage: &mut r.advantage, mask: &r.mask }).collect();
-            whiten(&mut rows);
         }
         self.learner.begin(step, batch)
     }

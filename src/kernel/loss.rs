@@ -291,8 +291,8 @@ fn supervised(logp_current: f32) -> Term {
 /// The critic's loss at one token, `(target - value)^2`, and its derivative with respect to `value`, `2 * (value - target)`.
 ///
 /// As the text of PipelineRL (arXiv 2509.19128) has it, "(R - v)^2", so that a spec's coefficient is that of the paper's
-/// formula. Its authors' code and verl put a half before the square: their coefficient 0.1 is 0.05 here. Without verl's clip
-/// around the value at sampling time, which the paper does not have.
+/// formula. Its authors' code and verl put a half before the square: their coefficient 0.1 is 0.05 here. With a bound around
+/// the value at sampling time: [`clipped_value_loss`](super::critic::clipped_value_loss).
 pub fn value_loss(value: f32, target: f32) -> (f32, f32) {
     let difference = value - target;
     (difference * difference, 2.0 * difference)

@@ -14,8 +14,10 @@
 //! | [`whiten`] | a batch's advantages to mean 0 and deviation 1 |
 //! | [`ratio`] | importance ratios, bounded and truncated |
 //! | [`loss`] | policy and value losses with their derivatives |
+//! | [`critic`] | the value loss with a bound, explained variance |
 //! | [`aggregation`] | how the tokens' losses become one number |
 //! | [`kl`] | estimates of the Kullback-Leibler divergence |
+//! | [`reference`] | what it costs to leave a reference policy, in the loss and in the reward |
 //! | [`ess`] | effective sample size, mergeable |
 //! | [`mean`] | a token-weighted mean, mergeable |
 //! | [`standard_error`] | a mean with its standard error |
@@ -30,6 +32,7 @@
 pub mod advantage;
 pub mod aggregation;
 pub mod capacity;
+pub mod critic;
 pub mod curriculum;
 pub mod divergence;
 pub mod ess;
@@ -41,6 +44,7 @@ pub mod mean;
 pub mod norms;
 pub mod pass_at_k;
 pub mod ratio;
+pub mod reference;
 pub mod safeguard;
 pub mod shaping;
 pub mod standard_error;

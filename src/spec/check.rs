@@ -1,6 +1,8 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
-use super::{BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, curriculum, safeguard};
+use super::{
+    BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, ZeroVariance, critic, curriculum, reference, safeguard,
+};
 use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
 use crate::kernel::advantage::Advantage;
@@ -8,7 +10,6 @@ use crate::kernel::aggregation::Aggregation;
 use crate::kernel::gae::Gae;
 use crate::kernel::loss::Loss;
 use crate::tasks::generated::Mix;
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// Beyond these a count is a slip of the keyboard, and sums of them might overflow.
@@ -51,6 +52,7 @@ impl Spec {
         if self.eval.prompts > MOST {
             return Err(Error::config("eval.prompts", self.eval.prompts, format!("at most {MOST}")));
         }
+        self.validate_critic()?;
         self.validate_estimate()?;
         curriculum::check(&self.curriculum)?;
         self.validate_data()
@@ -99,7 +101,15 @@ impl Spec {
             }
             _ => {}
         }
-        if !matches!(e.reward_min.partial_cmp(&e.reward_max), Some(Ordering::Less)) {
+        for (key, bound, none) in
+            [("reward_min", e.reward_min, f64::NEG_INFINITY), ("reward_max", e.reward_max, f64::INFINITY)]
+        {
+            if bound != none && !(bound as f32).is_finite() {
+                let why = format!("a number of at most {:e}, or {none} for no bound", f32::MAX);
+                return Err(Error::config(format!("estimate.{key}"), bound, why));
+            }
+        }
+        if e.reward_min as f32 >= e.reward_max as f32 {
             let why = format!("a number below estimate.reward_max = {}", e.reward_max);
             return Err(Error::config("estimate.reward_min", e.reward_min, why));
         }
@@ -110,7 +120,13 @@ impl Spec {
             let why = format!("at most generate.max_tokens = {}", self.generate.max_tokens);
             return Err(Error::config("estimate.overlong_buffer", e.overlong_buffer, why));
         }
-        not_negative("estimate.overlong_penalty", e.overlong_penalty)
+        not_negative_single("estimate.overlong_penalty", e.overlong_penalty)?;
+        if self.batch.group_size == 1 && e.zero_variance == ZeroVariance::Discard && !self.has_critic() {
+            let why = "the reward of a group of one (batch.group_size = 1) equals all others in it: every group would be \
+                       discarded; allowed: keep, or larger groups";
+            return Err(Error::config("estimate.zero_variance", "discard", why));
+        }
+        Ok(())
     }
 
     fn validate_data(&self) -> Result<()> {
@@ -231,7 +247,7 @@ pub fn check_counts(batch_size: usize, slots: usize, steps: u64) -> Result<()> {
 pub fn check_learning(learn: &Learning) -> Result<()> {
     positive("learn.lr", learn.lr)?;
     positive("learn.eps", learn.eps)?;
-    if !learn.entropy_coef.is_finite() {
+    if !(learn.entropy_coef as f32).is_finite() {
         return Err(Error::config("learn.entropy_coef", learn.entropy_coef, "a number"));
     }
     if learn.micro_batch_tokens == 0 {
@@ -239,16 +255,15 @@ pub fn check_learning(learn: &Learning) -> Result<()> {
     }
     check_loss(learn.loss)?;
     safeguard::check(&learn.safeguard)?;
+    reference::check(&learn.reference)?;
     if let Aggregation::SeqMeanTokenSumNorm(norm) = learn.aggregation {
         positive("learn.aggregation.seq_mean_token_sum_norm", f64::from(norm))?;
     }
-    for (key, value) in [
-        ("learn.value_coef", learn.value_coef),
-        ("learn.weight_decay", learn.weight_decay),
-        ("learn.grad_clip", learn.grad_clip),
-    ] {
+    for (key, value) in [("learn.weight_decay", learn.weight_decay), ("learn.grad_clip", learn.grad_clip)] {
         not_negative(key, value)?;
     }
+    not_negative_single("learn.value_coef", learn.value_coef)?;
+    critic::check(learn)?;
     if !(0.0..=1.0).contains(&learn.lr_min_ratio) {
         return Err(Error::config("learn.lr_min_ratio", learn.lr_min_ratio, "a number from 0 to 1"));
     }
@@ -291,6 +306,12 @@ fn check_loss(loss: Loss) -> Result<()> {
 
 pub(super) fn not_negative(key: &str, value: f64) -> Result<()> {
     if value >= 0.0 && value.is_finite() { Ok(()) } else { Err(Error::config(key, value, "a number from 0 up")) }
+}
+
+/// Of a number that is computed with in single precision.
+fn not_negative_single(key: &str, value: f64) -> Result<()> {
+    let right = value >= 0.0 && (value as f32).is_finite();
+    if right { Ok(()) } else { Err(Error::config(key, value, format!("a number from 0 up, at most {:e}", f32::MAX))) }
 }
 
 fn positive(key: &str, value: f64) -> Result<()> {
@@ -369,10 +390,9 @@ mod tests {
                 "estimate.advantage = max_rl: divides by the mean reward of a group, which estimate.length_coef takes below 0",
             ),
             ("estimate={reward_min=1.0,reward_max=1.0}", "estimate.reward_min = 1: a number below estimate.reward_max = 1"),
-            ("estimate.reward_min=nan", "estimate.reward_min = NaN: a number below estimate.reward_max = inf"),
             ("estimate.length_coef=1e99", &format!("estimate.length_coef = {}: a number", 1e99)),
             ("estimate.overlong_buffer=257", "estimate.overlong_buffer = 257: at most generate.max_tokens = 256"),
-            ("estimate.overlong_penalty=-1.0", "estimate.overlong_penalty = -1: a number from 0 up"),
+            ("estimate.overlong_penalty=-1.0", "estimate.overlong_penalty = -1: a number from 0 up, at most 3.4028235e38"),
             ("model.path=''", "model.path = \"\": name a model's folder: config.json, model.safetensors, tokenizer.json"),
             ("generate.stop=['']", "generate.stop = [\"\"]: an empty string would end every rollout"),
             ("steps=0", "steps = 0: at least 1 step"),

@@ -190,6 +190,7 @@ impl<'a> Columns<'a> {
                 .map(|array| array.as_string::<i32>().value(row).to_owned()),
             advantage: self.floats(const { place("advantage") }, row)?,
             logp_current: self.floats(const { place("logp_current") }, row)?,
+            logp_reference: self.floats(const { place("logp_reference") }, row)?,
             step: self.int(const { place("step") }, row)?,
             order: self.int(const { place("order") }, row)?,
             trained_ns: self.int(const { place("trained_ns") }, row)?,

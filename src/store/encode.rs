@@ -49,6 +49,7 @@ pub(super) fn encode(rollouts: &[Rollout]) -> Result<RecordBatch, EncodeError> {
         rows.bool_lists(|r| &r.mask)?,
         rows.float_lists(|r| &r.logp_behavior)?,
         rows.float_lists(|r| &r.logp_current)?,
+        rows.float_lists(|r| &r.logp_reference)?,
         rows.int_lists("version", |r| &r.version)?,
         rows.float_lists(|r| &r.value)?,
         rows.float_lists(|r| &r.advantage)?,

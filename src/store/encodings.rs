@@ -63,7 +63,7 @@ pub(super) fn properties(floats: Floats) -> WriterProperties {
         Floats::Differ => (Encoding::BYTE_STREAM_SPLIT, 1),
         Floats::Repeat => (Encoding::PLAIN, 3),
     };
-    let logps = ["logp_behavior", "logp_current", "value"].map(|name| (list(name), encoding, level));
+    let logps = ["logp_behavior", "logp_current", "logp_reference", "value"].map(|name| (list(name), encoding, level));
     let ids = ["prompt_tokens", "tokens"].map(|name| (list(name), Encoding::PLAIN, 1));
     let texts = ["completion_text"].map(|name| (plain(name), Encoding::PLAIN, 1));
     let times = ["admitted_ns", "started_ns", "finished_ns", "trained_ns"].map(|name| (plain(name), Encoding::PLAIN, 1));
@@ -79,7 +79,17 @@ pub(super) fn properties(floats: Floats) -> WriterProperties {
             .set_column_compression(column, zstd(level));
     }
     // The least and the greatest of a text or of a list's elements tell a reader nothing of which rows to take.
-    let lists = ["prompt_tokens", "tokens", "mask", "logp_behavior", "logp_current", "version", "value", "advantage"];
+    let lists = [
+        "prompt_tokens",
+        "tokens",
+        "mask",
+        "logp_behavior",
+        "logp_current",
+        "logp_reference",
+        "version",
+        "value",
+        "advantage",
+    ];
     let texts = ["prompt_text", "answer", "meta", "completion_text"];
     for column in lists.map(list).into_iter().chain(texts.map(plain)) {
         properties = properties.set_column_statistics_enabled(column, EnabledStatistics::None);

@@ -3,7 +3,7 @@
 //! The prompt of group n is the n-th of the source, so the ledger is also the prompt cursor: a group below `next` that is not
 //! accounted for is admitted again, and no other.
 
-use crate::durable::names;
+use crate::durable::files_within;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,7 +96,7 @@ impl State {
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(FILE);
         let mut files = BTreeMap::new();
-        for name in names(folder)? {
+        for name in files_within(folder)? {
             files.insert(name.clone(), hash(&folder.join(&name))?);
         }
         let open = State { files, seal: String::new(), ..self.clone() };

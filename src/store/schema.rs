@@ -94,7 +94,7 @@ const fn required(name: &'static str, kind: Kind) -> Column {
 }
 
 /// All columns, in the order of the file.
-pub(super) const COLUMNS: [Column; 37] = [
+pub(super) const COLUMNS: [Column; 38] = [
     column("step", Kind::Int),
     column("order", Kind::Int),
     required("status", Kind::Text),
@@ -119,6 +119,7 @@ pub(super) const COLUMNS: [Column; 37] = [
     column("mask", Kind::Bools),
     column("logp_behavior", Kind::Floats),
     column("logp_current", Kind::Floats),
+    column("logp_reference", Kind::Floats),
     column("version", Kind::Ints),
     column("value", Kind::Floats),
     column("advantage", Kind::Floats),

@@ -8,12 +8,14 @@ const FILE: u64 = 16_000;
 const ROW: u64 = 40;
 /// A completion token: ids 2.0, two log-probabilities 3.4 each, text 1.6, the others 0.2 (see the encodings of the writer).
 const TOKEN: f64 = 10.6;
-/// The critic's value of a token.
-const VALUE: f64 = 3.4;
+/// A list of numbers that not every run has: the critic's values, log-probabilities under a reference.
+const LIST: f64 = 3.4;
 /// A prompt token, id and text, in one of the rows of its group: the dictionary holds it once.
 const PROMPT_TOKEN: u64 = 4;
 /// The same without any compression: id 4, log-probabilities 8, value 4, advantage 4, version 8, mask 1, text 8.
 const TOKEN_PLAIN: u64 = 37;
+/// Of such a list; the first one is in that.
+const LIST_PLAIN: u64 = 4;
 /// Id and text.
 const PROMPT_TOKEN_PLAIN: u64 = 12;
 /// Numbers of 8 bytes and short texts.
@@ -27,12 +29,16 @@ pub struct Size {
     pub most: u64,
 }
 
-/// Of a file with `rows` rollouts in groups of `group_size`, with so many tokens and values a token (0 or 1).
-pub fn of_file(rows: u64, group_size: u64, prompt_tokens: u64, tokens: u64, values: u64) -> Size {
-    let token = TOKEN + VALUE * values as f64;
+/// Of a file with `rows` rollouts in groups of `group_size`, with so many tokens and so many lists of numbers besides (the critic's values, log-probabilities under a reference).
+pub fn of_file(rows: u64, group_size: u64, prompt_tokens: u64, tokens: u64, lists: u64) -> Size {
+    let token = TOKEN + LIST * lists as f64;
     let prompts = rows.div_ceil(group_size.max(1)) * prompt_tokens * PROMPT_TOKEN;
     let expected = FILE + prompts + rows * ROW + ((rows * tokens) as f64 * token) as u64;
-    let most = FILE + rows * (ROW_PLAIN + prompt_tokens * PROMPT_TOKEN_PLAIN + tokens * TOKEN_PLAIN);
+    let most = FILE
+        + rows
+            * (ROW_PLAIN
+                + prompt_tokens * PROMPT_TOKEN_PLAIN
+                + tokens * (TOKEN_PLAIN + LIST_PLAIN * lists.saturating_sub(1)));
     Size { expected, most }
 }
 
@@ -42,6 +48,8 @@ pub(super) fn of_rollouts(rollouts: &[Rollout]) -> Size {
     let rows = rollouts.len() as u64;
     let mean = |sum: u64| sum.div_ceil(rows.max(1));
     let size = rollouts.first().map_or(1, |rollout| u64::from(rollout.group.size));
-    let values = mean(sum(|rollout| usize::from(!rollout.value.is_empty())));
-    of_file(rows, size, mean(sum(|r| r.group.prompt.tokens.len())), mean(sum(|r| r.tokens.len())), values)
+    let has =
+        |list: fn(&Rollout) -> &Vec<f32>| mean(rollouts.iter().filter(|rollout| !list(rollout).is_empty()).count() as u64);
+    let lists = has(|rollout| &rollout.value) + has(|rollout| &rollout.logp_reference);
+    of_file(rows, size, mean(sum(|r| r.group.prompt.tokens.len())), mean(sum(|r| r.tokens.len())), lists)
 }

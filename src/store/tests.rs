@@ -74,6 +74,7 @@ fn small_step(step: u64) -> SealedStep {
         reward_shaped: Some(-0.25),
         advantage: vec![0.5; 3],
         logp_current: vec![-0.2, -0.3, -29.0],
+        logp_reference: vec![-0.4, -0.5, -28.0],
         step,
         order: sample,
         trained_ns: 4_000,
@@ -86,6 +87,7 @@ fn small_step(step: u64) -> SealedStep {
         stop: Stop::Eos,
         advantage: Vec::new(),
         logp_current: Vec::new(),
+        logp_reference: Vec::new(),
         ..row(8, 0, Status::Discarded(Reason::NoReward))
     };
     let refused = Rollout {
@@ -160,6 +162,7 @@ fn shown(row: &Row<'_>) -> Rollout {
         reward: row.reward,
         advantage: row.advantage.to_vec(),
         logp_current: row.logp_current.to_vec(),
+        logp_reference: row.logp_reference.to_vec(),
         step: row.step,
         trained_ns: row.trained_ns,
         ..Rollout::default()

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tidegate_operators::record::{Status, Step, Stop, Version};
 
 /// The columns that a [`Row`] is made of.
-pub(super) const VIEWED: [&str; 20] = [
+pub(super) const VIEWED: [&str; 23] = [
     "step",
     "status",
     "group",
@@ -29,9 +29,12 @@ pub(super) const VIEWED: [&str; 20] = [
     "mask",
     "logp_behavior",
     "logp_current",
+    "logp_reference",
     "version",
+    "value",
     "advantage",
     "reward",
+    "reward_shaped",
     "stop",
     "admitted_ns",
     "started_ns",
@@ -55,9 +58,13 @@ pub struct Row<'a> {
     pub mask: Mask<'a>,
     pub logp_behavior: &'a [f32],
     pub logp_current: &'a [f32],
+    pub logp_reference: &'a [f32],
     pub version: Versions<'a>,
+    /// Empty where no critic made any.
+    pub value: &'a [f32],
     pub advantage: &'a [f32],
     pub reward: Option<f32>,
+    pub reward_shaped: Option<f32>,
     pub stop: Stop,
     pub admitted_ns: i64,
     pub started_ns: i64,
@@ -151,8 +158,9 @@ pub(super) struct View {
     tokens: Option<ListArray>,
     mask: Option<(ListArray, bool)>,
     version: Option<ListArray>,
-    floats: [Option<ListArray>; 3],
-    reward: Option<Float32Array>,
+    floats: [Option<ListArray>; 5],
+    /// As given, and as shaped.
+    rewards: [Option<Float32Array>; 2],
     times: [Ints; 4],
 }
 
@@ -181,6 +189,9 @@ impl View {
             (list, all)
         });
         let floats = |name| from.list(name, DataType::Float32);
+        let number = |name| -> Result<Option<Float32Array>> {
+            Ok(from.column(name, &DataType::Float32)?.map(|array| array.as_primitive().clone()))
+        };
         Ok(View {
             rows: batch.num_rows(),
             step: from.ints("step", 0..=i64::MAX)?,
@@ -196,8 +207,14 @@ impl View {
             tokens: from.int_list("tokens", u32::MAX.into())?,
             mask,
             version: from.int_list("version", i64::MAX)?,
-            floats: [floats("logp_behavior")?, floats("logp_current")?, floats("advantage")?],
-            reward: from.column("reward", &DataType::Float32)?.map(|array| array.as_primitive().clone()),
+            floats: [
+                floats("logp_behavior")?,
+                floats("logp_current")?,
+                floats("logp_reference")?,
+                floats("value")?,
+                floats("advantage")?,
+            ],
+            rewards: [number("reward")?, number("reward_shaped")?],
             times: [
                 from.ints("admitted_ns", i64::MIN..=i64::MAX)?,
                 from.ints("started_ns", i64::MIN..=i64::MAX)?,
@@ -212,7 +229,10 @@ impl View {
     }
 
     fn row(&self, row: usize) -> Row<'_> {
-        let [logp_behavior, logp_current, advantage] = self.floats.each_ref().map(|list| floats(list.as_ref(), row));
+        let [logp_behavior, logp_current, logp_reference, value, advantage] =
+            self.floats.each_ref().map(|list| floats(list.as_ref(), row));
+        let number = |array: &Float32Array| array.is_valid(row).then(|| array.value(row));
+        let [reward, reward_shaped] = self.rewards.each_ref().map(|array| array.as_ref().and_then(number));
         let [admitted_ns, started_ns, finished_ns, trained_ns] = self.times.each_ref().map(|times| times.at(row));
         Row {
             step: self.step.at(row) as Step,
@@ -227,9 +247,12 @@ impl View {
             mask: self.mask_of(row),
             logp_behavior,
             logp_current,
+            logp_reference,
             version: self.versions(row),
+            value,
             advantage,
-            reward: self.reward.as_ref().filter(|array| array.is_valid(row)).map(|array| array.value(row)),
+            reward,
+            reward_shaped,
             stop: self.stop[row],
             admitted_ns,
             started_ns,

@@ -7,6 +7,7 @@
 mod analyze;
 mod beginning;
 mod compaction;
+mod critic;
 mod curriculum;
 mod disk;
 mod ending;
@@ -16,6 +17,7 @@ mod experiment;
 mod hard_cases;
 mod harness;
 mod prompts;
+mod reference;
 mod replay;
 mod resume;
 mod rewards;

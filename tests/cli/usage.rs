@@ -114,7 +114,7 @@ fn the_help_of_set_names_the_keys_that_it_takes() {
     assert!(help.contains(&format!("({keys})")), "{help}");
     let refused = tidegate(dir.path(), &["resume", recorded_path(), "--set", "seed=2"]);
     let keys = refused.err.trim().rsplit_once("it can change ").unwrap().1.to_owned();
-    assert!(keys.starts_with("steps, ") && keys.ends_with("; but not learn.value_coef, learn.dtype"), "{keys}");
+    assert!(keys.starts_with("steps, ") && keys.contains("; but not learn.value_coef, "), "{keys}");
     let help = words(&tidegate(dir.path(), &["resume", "--help"]).ok().out);
     assert!(help.contains(&format!("These are {keys}. For example: ")), "{help}");
 }

@@ -4,6 +4,7 @@ use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::torch::checkpoint::{self, Alongside};
 use crate::engine::torch::config::Config;
+use crate::engine::torch::frozen::{self, TorchFrozen};
 use crate::engine::torch::generator::TorchGenerator;
 use crate::engine::torch::layout::Layout;
 use crate::engine::torch::learner::TorchLearner;
@@ -21,6 +22,7 @@ impl Engine for Policy {
     type Generator = TorchGenerator;
     type Learner = TorchLearner;
     type Optimizer = State;
+    type Frozen = TorchFrozen;
     type Writer = TorchWriter;
 
     fn describe(&self) -> String {
@@ -84,6 +86,14 @@ impl Engine for Policy {
         Policy::learner(self, learning, sampling.temperature, steps, version)
     }
 
+    fn frozen(&self, of: &Self, learning: &Learning, sampling: &Sampling) -> Result<TorchFrozen> {
+        Policy::frozen(self, of, learning, sampling.temperature)
+    }
+
+    fn reference(&self, folder: &Path) -> Result<Option<Snapshot>> {
+        frozen::read(folder, &self.layout)
+    }
+
     fn version(learner: &TorchLearner) -> Version {
         learner.version()
     }
@@ -96,7 +106,7 @@ impl Engine for Policy {
         learner.recall(before);
     }
 
-    fn optimizer(learner: &TorchLearner) -> Result<State> {
+    fn optimizer(learner: &mut TorchLearner) -> Result<State> {
         learner.optimizer().state().copy()
     }
 
@@ -130,5 +140,9 @@ impl Writer<Snapshot, State> for TorchWriter {
     fn write(&self, folder: &Path, weights: &Snapshot, optimizer: &State) -> Result<()> {
         checkpoint::write(folder, &self.config, &self.layout, weights.flat(), &self.alongside)?;
         moments::write(folder, &self.layout, optimizer)
+    }
+
+    fn write_reference(&self, folder: &Path, weights: &Snapshot) -> Result<()> {
+        frozen::write(folder, &self.layout, weights)
     }
 }

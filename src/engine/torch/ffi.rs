@@ -376,7 +376,8 @@ pub fn split(x: &Tensor, at: &Positional, heads: Heads, [b, t]: [i64; 2]) -> Res
 /// # Errors
 /// As [`linear`].
 pub fn head(hidden: &Tensor, weight: &Weight, ids: &Tensor, temperature: f64) -> Result<Tensor> {
-    let none = Tensor::new();
+    // One that is undefined has no device, and autograd asks for it.
+    let none = Tensor::f_from_slice::<f32>(&[])?;
     let dw = weight.gradient.as_ref().unwrap_or(&none);
     made(|[out]| unsafe { tidegate_head(out, raw(hidden), raw(&weight.value), raw(dw), raw(ids), temperature) }).map(one)
 }

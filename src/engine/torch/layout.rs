@@ -121,6 +121,11 @@ impl Layout {
         if present { ValueHead::Present } else { ValueHead::None }
     }
 
+    /// The first element of the critic's head; the end where there is none.
+    pub fn head(&self) -> i64 {
+        self.entries.iter().find(|entry| entry.is_value_head()).map_or(self.total, |entry| entry.offset)
+    }
+
     /// One view on `flat` (`[total]`) for each entry, in order, sharing its memory.
     ///
     /// # Errors
@@ -167,6 +172,8 @@ mod tests {
         assert_eq!(flat.max().double_value(&[]), 1.0);
         assert_eq!(flat.sum(Kind::Double).double_value(&[]), layout.parameters() as f64);
         assert_eq!(layout.entries.last().unwrap().name, "value_head.bias");
+        let of_head = Layout::of(&tiny(Family::Qwen2), ValueHead::None).total;
+        assert_eq!((layout.head(), Layout::of(&tiny(Family::Qwen2), ValueHead::None).head()), (of_head, of_head));
         assert!(layout.parts.iter().all(|part| part.offset % ALIGN == 0));
         let parts: i64 = layout.parts.iter().map(|part| part.len).sum();
         assert_eq!(parts, layout.parameters());

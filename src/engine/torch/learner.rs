@@ -4,23 +4,25 @@
 //! `sum(coefficient * output)` over log-probability, entropy and value.
 
 use crate::clock::thread_ns;
+use crate::engine::critic::Objective;
 use crate::engine::kept;
+use crate::engine::reference::Drift;
 use crate::engine::spec::Learning;
 use crate::engine::tally::Tally;
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
 use crate::engine::torch::layout::{Layout, ValueHead};
 use crate::engine::torch::memory;
-use crate::engine::torch::micro_batch::{MicroBatch, branch, input_length, to_host};
+use crate::engine::torch::micro_batch::{MicroBatch, branch, planned, refused, to_host};
 use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::optimizer::{AdamW, State, clip};
-use crate::engine::torch::pack::{Plan, Sequence, plan, smaller};
+use crate::engine::torch::pack::{Plan, smaller};
 use crate::engine::torch::trail::Trail;
 use crate::engine::torch::weights::{Snapshot, hashes};
 use crate::error::{Error, Result};
 use crate::kernel::norms::Norms;
 use std::fmt::Display;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Metrics, Rollout, Status, Step, Version};
 use tidegate_operators::train::{Learner, Trained};
@@ -42,6 +44,8 @@ pub struct TorchLearner {
     optimizer: AdamW,
     /// Of the gradients of the last steps.
     norms: Norms,
+    /// From the reference policy, in the last step.
+    drift: Drift,
     open: Option<Open>,
     /// The batch of a step that failed.
     failed: Vec<Rollout>,
@@ -97,7 +101,7 @@ impl TorchLearner {
         let computed = if kind == Kind::Float { None } else { Some(flat.f_to_kind(kind)?) };
         let gradient = flat.f_zeros_like()?;
         let model = Model::new(&config, &layout, computed.as_ref().unwrap_or(&flat), Form::Learning(&gradient))?;
-        let optimizer = AdamW::new(&flat, &learning)?;
+        let optimizer = AdamW::new(&flat, &learning)?.with_head(layout.head());
         let (open, failed) = (None, Vec::new());
         Ok(TorchLearner {
             config,
@@ -112,6 +116,7 @@ impl TorchLearner {
             gradient,
             optimizer,
             norms: Norms::default(),
+            drift: Drift::default(),
             open,
             failed,
             #[cfg(test)]
@@ -148,7 +153,9 @@ impl TorchLearner {
 
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
-        self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
+        let judged = |metrics: &&Metrics| !self.learning.warms_up(metrics.step);
+        self.norms = before.iter().filter(judged).map(|metrics| metrics.grad_norm).collect();
+        self.drift = Drift::after(before);
     }
 
     /// For going on from a checkpoint.
@@ -165,28 +172,25 @@ impl TorchLearner {
     fn check(&self, rollout: &Rollout) -> Result<(), Fault> {
         let n = rollout.tokens.len();
         // A demonstration has none of what only a sampled token has.
-        let demonstration = !self.learning.loss.reads_behavior();
+        let demonstration = !self.learning.reads_behavior();
         for (name, length, may_be_empty) in [
             ("mask", rollout.mask.len(), false),
             ("logp_behavior", rollout.logp_behavior.len(), demonstration),
             ("advantage", rollout.advantage.len(), demonstration),
+            ("logp_reference", rollout.logp_reference.len(), !self.learning.reference.is_on()),
+            ("value", rollout.value.len(), self.learning.critic.clip == 0.0),
         ] {
             if length != n && !(may_be_empty && length == 0) {
                 return Err(refusal(rollout, format!("{n} tokens but {length} of {name}")));
             }
         }
-        if rollout.group.prompt.tokens.is_empty() {
-            return Err(refusal(rollout, "an empty prompt predicts nothing"));
+        if let Some(why) = refused(rollout, &self.config) {
+            return Err(refusal(rollout, why));
         }
-        let (length, most) = (input_length(rollout) as i64, self.config.max_position_embeddings);
-        if length > most {
-            return Err(refusal(rollout, format!("{length} tokens, the model's longest is {most}")));
-        }
-        let ids = rollout.group.prompt.tokens.iter().chain(&rollout.tokens);
-        if let Some(id) = ids.copied().find(|&id| i64::from(id) >= self.config.vocab_size) {
-            return Err(refusal(rollout, format!("id {id}, the vocabulary has {}", self.config.vocab_size)));
-        }
-        for (name, numbers) in [("logp_behavior", &rollout.logp_behavior), ("advantage", &rollout.advantage)] {
+        let Rollout { logp_behavior, advantage, logp_reference, .. } = rollout;
+        for (name, numbers) in
+            [("logp_behavior", logp_behavior), ("advantage", advantage), ("logp_reference", logp_reference)]
+        {
             let broken = numbers.iter().zip(&rollout.mask).position(|(x, &chosen)| chosen && !x.is_finite());
             if let Some(t) = broken {
                 return Err(refusal(rollout, format!("{name} of token {t} is {}", numbers[t])));
@@ -209,11 +213,7 @@ impl TorchLearner {
         let weights = kept::weights(&self.learning, batch);
         let trained: Vec<usize> = (0..batch.len()).filter(|&i| weights[i] != 0.0).collect();
         trained.iter().try_for_each(|&i| self.check(&batch[i]))?;
-        let of = trained.iter().map(|&i| &batch[i]);
-        let sequences: Vec<Sequence> =
-            of.map(|r| Sequence { prompt: &r.group.prompt.tokens, branch: branch(r).len() }).collect();
-        let mut plan = plan(&sequences, self.learning.micro_batch_tokens);
-        plan.micro_batches.iter_mut().flat_map(|all| &mut all.trees).flatten().for_each(|i| *i = trained[*i]);
+        let plan = planned(batch, &trained, self.learning.micro_batch_tokens);
         Ok((weights, plan))
     }
 
@@ -223,14 +223,7 @@ impl TorchLearner {
         let device = self.flat.device();
         let started = thread_ns();
         let micro_batch = MicroBatch::new(&open.batch, trees, device)?;
-        let (hidden, trail) = if self.learning.activation_checkpointing {
-            let (hidden, trail) = Trail::walk(&self.model, micro_batch.trees())?;
-            (hidden, Some(trail))
-        } else {
-            (self.model.hidden(micro_batch.trees())?, None)
-        };
-        let outputs = micro_batch.outputs(&self.model, &hidden, self.temperature)?;
-        drop(hidden);
+        let (outputs, trail) = self.forward(&micro_batch, open.step)?;
         let said = to_host(&outputs)?;
         open.torch_ns += thread_ns() - started;
         let mut coefficients = Vec::with_capacity(said.len());
@@ -240,8 +233,8 @@ impl TorchLearner {
             open.tally.add(&self.learning, rollout, open.weights[i], of_rollout, &mut coefficients);
         }
         open.done += 1;
-        // Nothing to learn from: a group whose advantages are all 0.
-        if coefficients.as_flattened().iter().all(|&c| c == 0.0) {
+        // Nothing to learn from: a group whose advantages are all 0; or nothing that learns in this step.
+        if !outputs.requires_grad() || coefficients.as_flattened().iter().all(|&c| c == 0.0) {
             return Ok(());
         }
         let started = thread_ns();
@@ -254,6 +247,40 @@ impl TorchLearner {
         Ok(())
     }
 
+    /// What the model says of the micro-batch's tokens, with a graph of what learns in this step; and the trail back through it.
+    fn forward<'a>(&self, micro_batch: &'a MicroBatch, step: Step) -> Result<(Tensor, Option<Trail<'a>>)> {
+        let (model, trees) = (&self.model, micro_batch.trees());
+        if self.learning.warms_up(step) {
+            let hidden = no_grad(|| model.hidden(trees))?;
+            return Ok((micro_batch.outputs_for_head(model, &hidden, self.temperature)?, None));
+        }
+        let (hidden, trail) = if self.learning.activation_checkpointing {
+            let (hidden, trail) = Trail::walk(model, trees)?;
+            (hidden, Some(trail))
+        } else {
+            (model.hidden(trees)?, None)
+        };
+        let outputs = match self.learning.objective {
+            Objective::Policy => micro_batch.outputs(model, &hidden, self.temperature)?,
+            Objective::Values => micro_batch.values(model, &hidden)?,
+        };
+        Ok((outputs, trail))
+    }
+
+    /// Learning rates of a step, and what they come to for the optimizer: of the policy, of the critic's head.
+    fn rates(&self, metrics: &mut Metrics) -> [Option<f64>; 2] {
+        let (step, factor) = (metrics.step, self.learning.safeguard.lr_factor(metrics.ess));
+        metrics.lr = self.learning.lr_at(step, self.steps) * factor;
+        if self.learning.objective == Objective::Values {
+            return [Some(metrics.lr); 2];
+        }
+        if self.learning.value_coef != 0.0 {
+            metrics.critic_lr = self.learning.critic_lr_at(step, self.steps) * factor;
+        }
+        let learns = |lr| (!self.learning.warms_up(step)).then_some(lr);
+        [learns(metrics.lr), if self.learning.value_coef != 0.0 { Some(metrics.critic_lr) } else { learns(metrics.lr) }]
+    }
+
     /// Clips, updates, measures.
     fn update(&mut self, open: &mut Open) -> Result<Metrics> {
         let Open { step, batch, plan, tally, torch_ns, .. } = open;
@@ -263,19 +290,20 @@ impl TorchLearner {
         let mut metrics = Metrics { step, slots: plan.slots, micro_batch_tokens, ..tally.metrics(&self.learning) };
         let safeguard = self.learning.safeguard;
         metrics.left_out = kept::left_out(&self.learning, batch);
-        metrics.lr = self.learning.lr_at(step, self.steps) * safeguard.lr_factor(metrics.ess);
+        let rates = self.rates(&mut metrics);
         metrics.skipped = plan.micro_batches.is_empty();
         if !metrics.skipped {
             metrics.grad_norm = clip(&mut self.gradient, self.learning.grad_clip)?;
             if !metrics.grad_norm.is_finite() {
                 return Err(Error::engine(format!("gradient of step {step}"), format!("its norm is {}", metrics.grad_norm)));
             }
-            metrics.skipped = safeguard.skips(metrics.grad_norm, &mut self.norms);
+            // The critic's alone is none of those.
+            metrics.skipped = !self.learning.warms_up(step) && safeguard.skips(metrics.grad_norm, &mut self.norms);
         }
         if !metrics.skipped {
             // From here on the weights are no longer those of the version before, whatever comes.
             self.version = step;
-            self.optimizer.step(&self.flat, &self.gradient, metrics.lr)?;
+            self.optimizer.step_parts(&self.flat, &self.gradient, rates)?;
             if let Some(computed) = &mut self.computed {
                 computed.f_copy_(&self.flat)?;
             }
@@ -288,7 +316,10 @@ impl TorchLearner {
         metrics.torch_ns = torch_ns + (thread_ns() - started);
         self.version = step;
         metrics.weights = hashes(&self.flat, &self.layout)?;
-        batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
+        self.drift.see(&metrics);
+        if self.learning.objective == Objective::Policy {
+            batch.iter_mut().filter(|rollout| rollout.trainable()).for_each(|rollout| rollout.status = Status::Trained);
+        }
         Ok(metrics)
     }
 
@@ -319,8 +350,13 @@ impl TorchLearner {
         self.learning.micro_batch_tokens = smaller(micro_batch, lengths);
         let (weights, plan) = self.planned(&open.batch)?;
         self.clear()?;
-        (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, Tally::default());
+        (open.weights, open.plan, open.done, open.tally) = (weights, plan, 0, self.tally());
         Ok(())
+    }
+
+    /// Of a step that begins.
+    fn tally(&self) -> Tally {
+        Tally::of(self.learning.reference.coefficient(self.drift))
     }
 }
 
@@ -336,7 +372,7 @@ impl Learner for TorchLearner {
         }
         match self.planned(&batch).and_then(|planned| self.clear().map(|()| planned).map_err(fault)) {
             Ok((weights, plan)) => {
-                self.open = Some(Open { step, batch, weights, plan, done: 0, tally: Tally::default(), torch_ns: 0 });
+                self.open = Some(Open { step, batch, weights, plan, done: 0, tally: self.tally(), torch_ns: 0 });
                 Ok(())
             }
             Err(fault) => {
@@ -377,8 +413,10 @@ fn fault(message: impl Display) -> Fault {
 }
 
 #[cfg(test)]
+mod critic_tests;
+#[cfg(test)]
 mod memory_tests;
 #[cfg(test)]
 mod safeguard_tests;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

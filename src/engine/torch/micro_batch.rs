@@ -1,11 +1,12 @@
 //! One micro-batch: rollouts in, what the model says of their tokens out.
 
 use crate::engine::tally::Said;
+use crate::engine::torch::config::Config;
 use crate::engine::torch::model::Model;
-use crate::engine::torch::pack::Branches;
+use crate::engine::torch::pack::{Branches, Plan, Sequence, plan};
 use crate::engine::torch::trees::{Tree, Trees, rows_of};
 use crate::error::Result;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
 use tidegate_operators::record::Rollout;
 
 /// Tokens of a rollout's completion that the model computes: all but the last, which predicts nothing.
@@ -16,6 +17,31 @@ pub fn branch(rollout: &Rollout) -> &[u32] {
 /// Tokens the model computes for one rollout, prompt and completion.
 pub fn input_length(rollout: &Rollout) -> usize {
     rollout.group.prompt.tokens.len() + branch(rollout).len()
+}
+
+/// Why the model of `config` cannot compute a rollout, if it cannot.
+pub fn refused(rollout: &Rollout, config: &Config) -> Option<String> {
+    let prompt = &rollout.group.prompt.tokens;
+    if prompt.is_empty() {
+        return Some("an empty prompt predicts nothing".to_owned());
+    }
+    let (length, most) = (input_length(rollout) as i64, config.max_position_embeddings);
+    if length > most {
+        return Some(format!("{length} tokens, the model's longest is {most}"));
+    }
+    let mut ids = prompt.iter().chain(&rollout.tokens);
+    let id = ids.find(|&&id| i64::from(id) >= config.vocab_size)?;
+    Some(format!("id {id}, the vocabulary has {}", config.vocab_size))
+}
+
+/// The micro-batches of these rollouts of a batch, of at most `most_tokens` tokens each.
+pub fn planned(batch: &[Rollout], which: &[usize], most_tokens: usize) -> Plan {
+    let of = which.iter().map(|&i| &batch[i]);
+    let sequences: Vec<Sequence> =
+        of.map(|r| Sequence { prompt: &r.group.prompt.tokens, branch: branch(r).len() }).collect();
+    let mut plan = plan(&sequences, most_tokens);
+    plan.micro_batches.iter_mut().flat_map(|all| &mut all.trees).flatten().for_each(|i| *i = which[*i]);
+    plan
 }
 
 /// Some rollouts as tensors on a device: `c` completion tokens in all, rollout after rollout, in `n` rows of trees.
@@ -68,12 +94,37 @@ impl MicroBatch {
     pub fn outputs(&self, model: &Model, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
         let hidden = rows_of(hidden, &self.positions)?;
         let said = model.log_probabilities(&hidden, &self.chosen, temperature)?;
-        let value = match model.value(&hidden)? {
-            Some(value) => value,
-            None => Tensor::f_zeros([said.size2()?.0], (Kind::Float, said.device()))?,
-        };
-        Ok(Tensor::f_cat(&[&said, &value.f_unsqueeze(1)?], 1)?)
+        with_values(&said, model.value(&hidden)?)
     }
+
+    /// The same, where no gradient but that of the critic's head is wanted: of hidden states that have none.
+    ///
+    /// # Errors
+    /// As [`outputs`](MicroBatch::outputs).
+    pub fn outputs_for_head(&self, model: &Model, hidden: &Tensor, temperature: f64) -> Result<Tensor> {
+        let hidden = rows_of(hidden, &self.positions)?;
+        let said = no_grad(|| model.log_probabilities(&hidden, &self.chosen, temperature))?;
+        with_values(&said, model.value(&hidden)?)
+    }
+
+    /// Of [`Said`] the values alone, all else 0: the output head is not computed.
+    ///
+    /// # Errors
+    /// As [`outputs`](MicroBatch::outputs).
+    pub fn values(&self, model: &Model, hidden: &Tensor) -> Result<Tensor> {
+        let hidden = rows_of(hidden, &self.positions)?;
+        let nothing = Tensor::f_zeros([hidden.size2()?.0, 2], (Kind::Float, hidden.device()))?;
+        with_values(&nothing, model.value(&hidden)?)
+    }
+}
+
+/// `[c, 3]` of `[c, 2]` and `[c]`; zeros where the model has no critic.
+fn with_values(said: &Tensor, value: Option<Tensor>) -> Result<Tensor> {
+    let value = match value {
+        Some(value) => value,
+        None => Tensor::f_zeros([said.size2()?.0], (Kind::Float, said.device()))?,
+    };
+    Ok(Tensor::f_cat(&[said, &value.f_unsqueeze(1)?], 1)?)
 }
 
 /// The outputs on the host, in one copy.

@@ -7,7 +7,7 @@
 //! * [`generator`] samples, over [`cache`], [`rows`] by step;
 //! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, over [`trees`] of what rollouts share; what it says becomes coefficients
 //!   and metrics in [`tally`](crate::engine::tally), [`trail`] keeps less on the way,
-//!   [`optimizer`] is AdamW;
+//!   [`optimizer`] is AdamW; [`frozen`] is what it is to stay near;
 //! * [`device`] where it all runs, [`probe`] what it reaches there, `ffi` the operations that libtorch's bindings lack (`ops/`).
 
 pub mod attention;
@@ -19,6 +19,7 @@ pub mod config;
 pub mod device;
 pub mod engine;
 mod ffi;
+pub mod frozen;
 pub mod generator;
 mod keys;
 pub mod layout;

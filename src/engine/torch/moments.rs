@@ -12,6 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 const FILE: &str = "optimizer.safetensors";
 const UPDATES: &str = "updates";
+const HEAD_UPDATES: &str = "head_updates";
 
 /// Writes what the optimizer remembers: `exp_avg.NAME` and `exp_avg_sq.NAME` for each tensor NAME of the model, f32.
 ///
@@ -27,7 +28,9 @@ pub fn write(folder: &Path, layout: &Layout, state: &State) -> Result<()> {
             tensors.push((name, Stored::of(pair)));
         }
     }
-    let metadata = HashMap::from([(UPDATES.to_owned(), state.updates.to_string())]);
+    let metadata = HashMap::from(
+        [(UPDATES, state.updates), (HEAD_UPDATES, state.head_updates)].map(|(key, n)| (key.to_owned(), n.to_string())),
+    );
     serialize_to_file(tensors, Some(metadata), &path).map_err(|e| Error::file(&path, e))
 }
 
@@ -40,7 +43,8 @@ pub fn load(folder: &Path, layout: &Layout) -> Result<State> {
     let bytes = fs::read(&path).map_err(|e| Error::file(&path, e))?;
     let damaged = |e: &dyn std::fmt::Display| Error::file(&path, format!("not safetensors: {e}"));
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(&e))?;
-    let updates = metadata.metadata().as_ref().and_then(|pairs| pairs.get(UPDATES)?.parse().ok());
+    let count = |key| -> Option<u64> { metadata.metadata().as_ref()?.get(key)?.parse().ok() };
+    let updates = count(UPDATES);
     let updates = updates.ok_or_else(|| Error::file(&path, "its metadata do not say how many updates there were"))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&e))?;
     let flat = |kind: &str| -> Result<Tensor> {
@@ -50,10 +54,13 @@ pub fn load(folder: &Path, layout: &Layout) -> Result<State> {
         }
         Ok(flat)
     };
-    Ok(State { m: flat("exp_avg")?, v: flat("exp_avg_sq")?, updates })
+    // Once it was one count for all.
+    let head_updates = count(HEAD_UPDATES).unwrap_or(updates);
+    Ok(State { m: flat("exp_avg")?, v: flat("exp_avg_sq")?, updates, head_updates })
 }
 
-fn read_into(flat: &Tensor, entry: &Entry, file: &SafeTensors<'_>, name: &str) -> Result<(), String> {
+/// Copies the tensor `name` of a file into the place of `entry`, whose shape it must have.
+pub(super) fn read_into(flat: &Tensor, entry: &Entry, file: &SafeTensors<'_>, name: &str) -> Result<(), String> {
     let stored = file.tensor(name).map_err(|e| format!("tensor {name}: {e}"))?;
     let shape: Vec<i64> = stored.shape().iter().map(|&n| n as i64).collect();
     if shape != entry.shape || stored.dtype() != Dtype::F32 {
@@ -79,10 +86,10 @@ mod tests {
     fn what_is_written_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::of(&tiny(Family::Qwen2), ValueHead::Present);
-        let state = State { m: spread(&layout, 1), v: init(&layout, 2).unwrap().abs(), updates: 77 };
+        let state = State { m: spread(&layout, 1), v: init(&layout, 2).unwrap().abs(), updates: 77, head_updates: 80 };
         write(dir.path(), &layout, &state).unwrap();
         let again = load(dir.path(), &layout).unwrap();
-        assert_eq!((&again.m, &again.v, again.updates), (&state.m, &state.v, 77));
+        assert_eq!((&again.m, &again.v, again.updates, again.head_updates), (&state.m, &state.v, 77, 80));
         let other = Layout::of(&tiny(Family::Llama), ValueHead::Present);
         let refused = load(dir.path(), &other).unwrap_err().to_string();
         assert!(refused.contains("optimizer.safetensors: tensor exp_avg."), "{refused}");

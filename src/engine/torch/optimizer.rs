@@ -2,6 +2,7 @@
 
 use crate::engine::spec::Learning;
 use crate::error::{Error, Result};
+use std::ops::Range;
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 
 /// Elements that one pass over the CPU's caches covers: five buffers of this size stay in a core's L2.
@@ -18,6 +19,8 @@ pub struct AdamW {
     beta2: f64,
     eps: f64,
     weight_decay: f64,
+    /// The first element of the critic's head, which has a rate and a count of updates of its own; the end where there is none.
+    head: i64,
     state: State,
     scratch: Tensor,
 }
@@ -28,8 +31,9 @@ pub struct State {
     /// Running mean of the gradient, and of its square.
     pub m: Tensor,
     pub v: Tensor,
-    /// Updates so far.
+    /// Updates so far, and those of the critic's head: it may learn before the rest does.
     pub updates: u64,
+    pub head_updates: u64,
 }
 
 impl State {
@@ -39,7 +43,8 @@ impl State {
     /// A device without the room.
     pub fn copy(&self) -> Result<State> {
         let copy = |flat: &Tensor| no_grad(|| flat.f_detach_copy()).map_err(engine("optimizer state"));
-        Ok(State { m: copy(&self.m)?, v: copy(&self.v)?, updates: self.updates })
+        let State { updates, head_updates, .. } = *self;
+        Ok(State { m: copy(&self.m)?, v: copy(&self.v)?, updates, head_updates })
     }
 }
 
@@ -55,7 +60,8 @@ impl AdamW {
             beta2: learning.beta2,
             eps: learning.eps,
             weight_decay: learning.weight_decay,
-            state: State { m: zeros()?, v: zeros()?, updates: 0 },
+            head: flat.size1().map_err(engine("optimizer"))?,
+            state: State { m: zeros()?, v: zeros()?, updates: 0, head_updates: 0 },
             scratch: flat
                 .f_narrow(0, 0, chunk_of(flat)?)
                 .and_then(|chunk| chunk.f_empty_like())
@@ -63,21 +69,50 @@ impl AdamW {
         })
     }
 
+    /// The same for weights whose critic has its head from element `head` to the end.
+    #[must_use]
+    pub fn with_head(self, head: i64) -> Self {
+        AdamW { head, ..self }
+    }
+
     /// One update of `flat` in place by the gradient `grad` (both `[n]`, f32) at learning rate `lr`.
     ///
     /// # Errors
     /// Whatever the device says.
     pub fn step(&mut self, flat: &Tensor, grad: &Tensor, lr: f64) -> Result<()> {
-        self.state.updates += 1;
+        self.step_parts(flat, grad, [Some(lr); 2])
+    }
+
+    /// The same at two learning rates: of all that comes before the critic's head, and of the head. What has none stays as it is to the bit,
+    /// moments too.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn step_parts(&mut self, flat: &Tensor, grad: &Tensor, lr: [Option<f64>; 2]) -> Result<()> {
         let size = flat.size1().map_err(engine("optimizer step"))?;
+        let head = self.head.min(size);
+        let [rest, of_head] = lr;
+        if let Some(lr) = rest {
+            self.state.updates += 1;
+            self.step_part(flat, grad, 0..head, self.state.updates, lr)?;
+        }
+        if let Some(lr) = of_head {
+            self.state.head_updates += 1;
+            self.step_part(flat, grad, head..size, self.state.head_updates, lr)?;
+        }
+        Ok(())
+    }
+
+    fn step_part(&self, flat: &Tensor, grad: &Tensor, part: Range<i64>, updates: u64, lr: f64) -> Result<()> {
         let chunk = chunk_of(flat)?.max(1);
+        let Range { mut start, end } = part;
         let update = || {
-            let mut start = 0;
-            while start < size {
-                let len = chunk.min(size - start);
+            while start < end {
+                let len = chunk.min(end - start);
                 let part = |whole: &Tensor| whole.f_narrow(0, start, len);
                 let State { m, v, .. } = &self.state;
-                self.update(part(flat)?, &part(grad)?, part(m)?, part(v)?, self.scratch.f_narrow(0, 0, len)?, lr)?;
+                let scratch = self.scratch.f_narrow(0, 0, len)?;
+                self.update(part(flat)?, &part(grad)?, [part(m)?, part(v)?, scratch], updates, lr)?;
                 start += chunk;
             }
             Ok(())
@@ -85,16 +120,16 @@ impl AdamW {
         no_grad(update).map_err(engine("optimizer step"))
     }
 
+    /// The update number `updates` of some weights, from 1.
     fn update(
         &self,
         mut p: Tensor,
         g: &Tensor,
-        mut m: Tensor,
-        mut v: Tensor,
-        mut scratch: Tensor,
+        [mut m, mut v, mut scratch]: [Tensor; 3],
+        updates: u64,
         lr: f64,
     ) -> Result<(), TchError> {
-        let updates = self.state.updates as f64;
+        let updates = updates as f64;
         let (correction1, correction2) = (1.0 - self.beta1.powf(updates), 1.0 - self.beta2.powf(updates));
         if self.weight_decay != 0.0 {
             let _ = p.f_mul_scalar_(1.0 - lr * self.weight_decay)?;
@@ -142,7 +177,7 @@ impl AdamW {
             }
             no_grad(|| to.f_copy_(from)).map_err(engine("optimizer state"))?;
         }
-        self.state.updates = state.updates;
+        (self.state.updates, self.state.head_updates) = (state.updates, state.head_updates);
         Ok(())
     }
 }
@@ -233,6 +268,30 @@ mod tests {
             assert!((f64::from(*p) - expected).abs() < 2e-6, "{i}: {p} {expected}");
         }
         assert_eq!(adamw.state().updates, 5);
+    }
+
+    /// Catches a head that has the rate of the rest, a part that decays or forgets while it waits, and a count of updates that is not
+    /// the part's own: the first update of each moves it by its rate.
+    #[test]
+    fn parts_have_rates_and_counts_of_their_own() {
+        let (size, head) = (CHUNK + 40, CHUNK + 16);
+        let start = Tensor::arange(size, (Kind::Float, Device::Cpu)).sin();
+        let grad = Tensor::arange(size, (Kind::Float, Device::Cpu)).cos();
+        let (rest, of_head) =
+            (|x: &Tensor| values(&x.narrow(0, 0, head)), |x: &Tensor| values(&x.narrow(0, head, size - head)));
+        let p = start.copy();
+        let mut adamw = AdamW::new(&p, &LEARNING()).unwrap().with_head(head);
+        (0..3).for_each(|_| adamw.step_parts(&p, &grad, [None, Some(0.5)]).unwrap());
+        assert_eq!(rest(&p), rest(&start));
+        assert_eq!((rest(&adamw.state().m), rest(&adamw.state().v)), (vec![0.0; head as usize], vec![0.0; head as usize]));
+        assert_eq!((adamw.state().updates, adamw.state().head_updates), (0, 3));
+        adamw.step_parts(&p, &grad, [Some(0.01), Some(0.5)]).unwrap();
+        // The rest as alone in its first step, the head as alone in its fourth.
+        let (first, fourth) = (start.copy(), start.copy());
+        AdamW::new(&first, &LEARNING()).unwrap().step(&first, &grad, 0.01).unwrap();
+        let mut alone = AdamW::new(&fourth, &LEARNING()).unwrap();
+        (0..4).for_each(|_| alone.step(&fourth, &grad, 0.5).unwrap());
+        assert_eq!((rest(&p), of_head(&p)), (rest(&first), of_head(&fourth)));
     }
 
     #[test]

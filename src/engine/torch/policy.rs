@@ -1,10 +1,12 @@
 //! A policy: a model's shape, its weights in one flat buffer, its tokenizer, and what makes its two halves.
 
+use crate::engine::contract::Engine;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tokenizer::{self, Tokenizer};
 use crate::engine::torch::checkpoint::{self, Alongside};
 use crate::engine::torch::config::Config;
 use crate::engine::torch::device;
+use crate::engine::torch::frozen::TorchFrozen;
 use crate::engine::torch::generator::{Settings, TorchGenerator};
 use crate::engine::torch::layout::{Layout, ValueHead};
 use crate::engine::torch::learner::TorchLearner;
@@ -95,6 +97,24 @@ impl Policy {
         let flat = self.snapshot()?.flat().shallow_clone();
         let (config, layout) = (self.config.clone(), self.layout.clone());
         TorchLearner::new(config, layout, flat, self.device, learning.clone(), temperature, steps, version)
+    }
+
+    /// A model of these weights' shape that nothing trains, with the weights of `of`, which it may share.
+    ///
+    /// # Errors
+    /// Another tokenizer or another layout; not enough memory.
+    pub fn frozen(&self, of: &Policy, learning: &Learning, temperature: f64) -> Result<TorchFrozen> {
+        let refuse = |why: String| Err(Error::config("learn.reference.path", of.folder.display(), why));
+        let (mine, theirs) = (self.tokenizer.hash(), of.tokenizer.hash());
+        if mine != theirs {
+            return refuse(format!("its tokenizer's hash is {theirs}, the policy's {mine}: ids would not mean the same"));
+        }
+        let (config, layout) = (of.config.clone(), of.layout.clone());
+        if layout != self.layout || config.num_attention_heads != self.config.num_attention_heads {
+            let (mine, theirs) = (Engine::describe(self), Engine::describe(of));
+            return refuse(format!("a model of {theirs}, the policy has {mine}: it must be of the policy's layout"));
+        }
+        TorchFrozen::new(config, layout, of.flat()?, self.device, device::kind(learning.dtype), temperature)
     }
 
     /// An immutable copy of the weights.

@@ -1,8 +1,9 @@
 //! The toy as an engine: what makes its halves, and its files.
 
+use super::frozen::ToyFrozen;
 use super::generator::ToyGenerator;
 use super::learner::{ToyLearner, ToyOptimizer};
-use super::policy::ToyWeights;
+use super::policy::{ToyWeights, divisor};
 use super::task::{ToyTokenizer, VOCAB};
 use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
 use crate::engine::spec::{Learning, Sampling};
@@ -18,6 +19,9 @@ use tidegate_operators::train::Learner;
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
+const REFERENCE: &str = "reference.safetensors";
+/// How often logits and values were updated.
+const UPDATES: [&str; 2] = ["updates", "value_updates"];
 
 /// Tables in memory.
 #[derive(Clone, Debug)]
@@ -36,15 +40,7 @@ impl ToyEngine {
     /// # Errors
     /// A file that is missing or has other tables.
     pub fn load(folder: &Path) -> Result<Self> {
-        let path = folder.join(MODEL);
-        let mut tables = read(&path)?.0;
-        let mut take = |name: &str| tables.remove(name).unwrap_or_default();
-        let (logits, values) = (take("logits"), take("values"));
-        if logits.len() != VOCAB.pow(3) || ![0, VOCAB.pow(2)].contains(&values.len()) {
-            let why = format!("{} logits and {} values are not tables of {VOCAB} ids", logits.len(), values.len());
-            return Err(Error::file(path, why));
-        }
-        Ok(ToyEngine { weights: ToyWeights { vocab: VOCAB, logits: Arc::new(logits), values: Arc::new(values) } })
+        Ok(ToyEngine { weights: weights(&folder.join(MODEL))? })
     }
 
     /// With a critic, where there is none.
@@ -65,6 +61,7 @@ impl Engine for ToyEngine {
     type Generator = ToyGenerator;
     type Learner = ToyLearner;
     type Optimizer = ToyOptimizer;
+    type Frozen = ToyFrozen;
     type Writer = ToyWriter;
 
     fn describe(&self) -> String {
@@ -129,6 +126,15 @@ impl Engine for ToyEngine {
         Ok(ToyLearner::new(self.weights.clone(), version, learning.clone(), sampling, steps))
     }
 
+    fn frozen(&self, of: &Self, _: &Learning, sampling: &Sampling) -> Result<ToyFrozen> {
+        Ok(ToyFrozen::new(of.weights.clone(), divisor(sampling)))
+    }
+
+    fn reference(&self, folder: &Path) -> Result<Option<ToyWeights>> {
+        let path = folder.join(REFERENCE);
+        if path.exists() { weights(&path).map(Some) } else { Ok(None) }
+    }
+
     fn version(learner: &ToyLearner) -> Version {
         learner.version()
     }
@@ -141,7 +147,7 @@ impl Engine for ToyEngine {
         learner.recall(before);
     }
 
-    fn optimizer(learner: &ToyLearner) -> Result<ToyOptimizer> {
+    fn optimizer(learner: &mut ToyLearner) -> Result<ToyOptimizer> {
         Ok(learner.optimizer())
     }
 
@@ -171,12 +177,31 @@ pub struct ToyWriter;
 
 impl Writer<ToyWeights, ToyOptimizer> for ToyWriter {
     fn write(&self, folder: &Path, weights: &ToyWeights, optimizer: &ToyOptimizer) -> Result<()> {
-        let model = [("logits", &*weights.logits), ("values", &*weights.values)];
-        write(&folder.join(MODEL), model, 0)?;
+        write(&folder.join(MODEL), tables(weights), [0; 2])?;
         let [[logits_m, logits_v], [values_m, values_v]] = &optimizer.moments;
         let moments = [("logits.m", logits_m), ("logits.v", logits_v), ("values.m", values_m), ("values.v", values_v)];
         write(&folder.join(OPTIMIZER), moments, optimizer.updates)
     }
+
+    fn write_reference(&self, folder: &Path, weights: &ToyWeights) -> Result<()> {
+        write(&folder.join(REFERENCE), tables(weights), [0; 2])
+    }
+}
+
+fn tables(weights: &ToyWeights) -> [(&str, &Vec<f32>); 2] {
+    [("logits", &*weights.logits), ("values", &*weights.values)]
+}
+
+/// The tables of a policy in a file.
+fn weights(path: &Path) -> Result<ToyWeights> {
+    let mut tables = read(path)?.0;
+    let mut take = |name: &str| tables.remove(name).unwrap_or_default();
+    let (logits, values) = (take("logits"), take("values"));
+    if logits.len() != VOCAB.pow(3) || ![0, VOCAB.pow(2)].contains(&values.len()) {
+        let why = format!("{} logits and {} values are not tables of {VOCAB} ids", logits.len(), values.len());
+        return Err(Error::file(path, why));
+    }
+    Ok(ToyWeights { vocab: VOCAB, logits: Arc::new(logits), values: Arc::new(values) })
 }
 
 struct Table<'a> {
@@ -202,19 +227,25 @@ impl View for Table<'_> {
     }
 }
 
-fn write<const N: usize>(path: &Path, tables: [(&str, &Vec<f32>); N], updates: u64) -> Result<()> {
-    let metadata = HashMap::from([("updates".to_owned(), updates.to_string())]);
+fn write<const N: usize>(path: &Path, tables: [(&str, &Vec<f32>); N], updates: [u64; 2]) -> Result<()> {
+    let counts = UPDATES.into_iter().zip(updates).map(|(key, updates)| (key.to_owned(), updates.to_string()));
+    let metadata: HashMap<String, String> = counts.collect();
     let there = tables.into_iter().filter(|(_, numbers)| !numbers.is_empty());
     let views = there.map(|(name, numbers)| (name.to_owned(), Table { numbers, shape: [numbers.len()] }));
     serialize_to_file(views, Some(metadata), path).map_err(|e| Error::file(path, e))
 }
 
-/// The tables of a file, and the number of updates that it says.
-fn read(path: &Path) -> Result<(HashMap<String, Vec<f32>>, u64)> {
+/// The tables of a file by name, and the numbers of updates that it says.
+type Tables = (HashMap<String, Vec<f32>>, [u64; 2]);
+
+fn read(path: &Path) -> Result<Tables> {
     let bytes = fs::read(path).map_err(|e| Error::file(path, e))?;
     let refuse = |e: &dyn std::fmt::Display| Error::file(path, format!("not safetensors: {e}"));
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(&e))?;
-    let updates = metadata.metadata().as_ref().and_then(|m| m.get("updates")?.parse().ok()).unwrap_or(0);
+    let [updates, values] = UPDATES.map(|key| -> Option<u64> { metadata.metadata().as_ref()?.get(key)?.parse().ok() });
+    let updates = updates.unwrap_or(0);
+    // Once it was one count for both.
+    let updates = [updates, values.unwrap_or(updates)];
     let file = SafeTensors::deserialize(&bytes).map_err(|e| refuse(&e))?;
     let mut tables = HashMap::new();
     for (name, table) in file.tensors() {
@@ -238,8 +269,8 @@ mod tests {
         let engine = ToyEngine::new(5).with_critic();
         let learning = Learning { value_coef: 0.5, ..Learning::default() };
         let mut learner = engine.learner(&learning, &Sampling::default(), 9, 4).unwrap();
-        let mut optimizer = ToyEngine::optimizer(&learner).unwrap();
-        optimizer.updates = 3;
+        let mut optimizer = ToyEngine::optimizer(&mut learner).unwrap();
+        optimizer.updates = [3, 5];
         for (i, table) in optimizer.moments.iter_mut().flatten().enumerate() {
             table.iter_mut().zip(0..).for_each(|(x, n)| *x = 0.1 * n as f32 + i as f32);
         }
@@ -247,7 +278,7 @@ mod tests {
         let again = ToyEngine::load(dir.path()).unwrap();
         assert_eq!(again.weights, engine.weights);
         again.restore(dir.path(), &mut learner).unwrap();
-        assert_eq!(ToyEngine::optimizer(&learner).unwrap(), optimizer);
+        assert_eq!(ToyEngine::optimizer(&mut learner).unwrap(), optimizer);
         let mut without = ToyEngine::new(5).learner(&Learning::default(), &Sampling::default(), 9, 4).unwrap();
         let refused = again.restore(dir.path(), &mut without).unwrap_err().to_string();
         assert!(refused.contains("optimizer.safetensors: "), "{refused}");

@@ -1,7 +1,9 @@
 //! Gradient steps on the tables: AdamW, one micro-batch a call, the same bits every time.
 
 use super::policy::{ToyWeights, divisor, log_softmax};
+use crate::engine::critic::Objective;
 use crate::engine::kept;
+use crate::engine::reference::Drift;
 use crate::engine::spec::{Learning, Sampling};
 use crate::engine::tally::{Said, Tally};
 use crate::kernel::norms::Norms;
@@ -23,10 +25,12 @@ pub struct ToyLearner {
     weights: ToyWeights,
     /// Of the logits, then of the values.
     moments: [Moments; 2],
-    /// Steps that were not skipped.
-    updates: i32,
+    /// Steps in which each was updated.
+    updates: [i32; 2],
     /// Of the gradients of the last steps.
     norms: Norms,
+    /// From the reference policy, in the last step.
+    drift: Drift,
     open: Option<Open>,
 }
 
@@ -38,8 +42,8 @@ impl ToyLearner {
         let weights = if lacks { weights.with_critic() } else { weights };
         let moments = [Moments::new(weights.logits.len()), Moments::new(weights.values.len())];
         let temperature = divisor(sampling);
-        let norms = Norms::default();
-        ToyLearner { learning, steps, temperature, version, weights, moments, updates: 0, norms, open: None }
+        let (norms, drift) = (Norms::default(), Drift::default());
+        ToyLearner { learning, steps, temperature, version, weights, moments, updates: [0; 2], norms, drift, open: None }
     }
 
     /// The last step that is done.
@@ -54,13 +58,15 @@ impl ToyLearner {
 
     /// Goes by what these steps measured, those before its next one.
     pub fn recall(&mut self, before: &[Metrics]) {
-        self.norms = before.iter().map(|metrics| metrics.grad_norm).collect();
+        let judged = |metrics: &&Metrics| !self.learning.warms_up(metrics.step);
+        self.norms = before.iter().filter(judged).map(|metrics| metrics.grad_norm).collect();
+        self.drift = Drift::after(before);
     }
 
     /// What it remembers besides its weights.
     pub fn optimizer(&self) -> ToyOptimizer {
         let moments = self.moments.clone().map(|Moments { first, second }| [first, second]);
-        ToyOptimizer { moments, updates: self.updates as u64 }
+        ToyOptimizer { moments, updates: self.updates.map(|updates| updates as u64) }
     }
 
     /// Goes on with what another remembered.
@@ -79,19 +85,21 @@ impl ToyLearner {
             }
         }
         self.moments = optimizer.moments.map(|[first, second]| Moments { first, second });
-        self.updates = i32::try_from(optimizer.updates).unwrap_or(i32::MAX);
+        self.updates = optimizer.updates.map(|updates| i32::try_from(updates).unwrap_or(i32::MAX));
         Ok(())
     }
 
     /// Why a rollout that is to be trained cannot be.
     fn refuse(&self, rollout: &Rollout) -> Option<String> {
         let n = rollout.tokens.len();
-        let sampled = self.learning.loss.reads_behavior();
+        let sampled = self.learning.reads_behavior();
         let lists = [
             ("mask", rollout.mask.len(), true),
             ("version", rollout.version.len(), sampled),
             ("logp_behavior", rollout.logp_behavior.len(), sampled),
             ("advantage", rollout.advantage.len(), sampled),
+            ("logp_reference", rollout.logp_reference.len(), self.learning.reference.is_on() && self.trains(rollout)),
+            ("value", rollout.value.len(), self.learning.critic.clip > 0.0),
         ];
         if let Some((name, length, _)) = lists.iter().find(|(_, length, needed)| *needed && *length != n) {
             return Some(format!("{name} has {length} entries for {n} tokens"));
@@ -102,6 +110,11 @@ impl ToyLearner {
         }
         let newest = rollout.version.iter().max().filter(|&&newest| newest > self.version)?;
         Some(format!("a token was sampled by version {newest}, later than the learner's {}", self.version))
+    }
+
+    /// Whether some token of a rollout is trained: what is not computed has no reference either.
+    fn trains(&self, rollout: &Rollout) -> bool {
+        kept::kept(&self.learning, rollout).contains(&true)
     }
 
     /// Forward and backward of one rollout, whose tokens weigh `weight` each in the batch's loss.
@@ -129,24 +142,44 @@ impl ToyLearner {
         }
     }
 
+    /// Learning rates of a step for logits and values; what has none does not learn.
+    fn rates(&self, metrics: &mut Metrics) -> [Option<f64>; 2] {
+        let (learning, factor) = (&self.learning, self.learning.safeguard.lr_factor(metrics.ess));
+        metrics.lr = learning.lr_at(self.version, self.steps) * factor;
+        if learning.objective == Objective::Values {
+            return [None, Some(metrics.lr)];
+        }
+        if learning.value_coef != 0.0 {
+            metrics.critic_lr = learning.critic_lr_at(self.version, self.steps) * factor;
+        }
+        [Some(metrics.lr).filter(|_| !learning.warms_up(self.version)), Some(metrics.critic_lr)]
+    }
+
     /// The optimizer step. Without a token to train, or with a gradient that is an outlier, the weights stay as they are.
-    fn update(&mut self, gradient: [Vec<f32>; 2], metrics: &mut Metrics) {
+    fn update(&mut self, mut gradient: [Vec<f32>; 2], metrics: &mut Metrics) {
         let safeguard = self.learning.safeguard;
         self.version += 1;
-        metrics.lr = self.learning.lr_at(self.version, self.steps) * safeguard.lr_factor(metrics.ess);
+        let rates = self.rates(metrics);
+        for (gradient, _) in gradient.iter_mut().zip(rates).filter(|(_, rate)| rate.is_none()) {
+            gradient.fill(0.0);
+        }
         metrics.skipped = metrics.tokens == 0;
         if !metrics.skipped {
             let squares = gradient.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
             metrics.grad_norm = squares.sqrt();
-            metrics.skipped = safeguard.skips(metrics.grad_norm, &mut self.norms);
+            // The critic's alone is none of those.
+            let judged = !self.learning.warms_up(self.version);
+            metrics.skipped = judged && safeguard.skips(metrics.grad_norm, &mut self.norms);
         }
         if !metrics.skipped {
-            self.updates += 1;
             let clip = self.learning.grad_clip;
             let cut = if clip > 0.0 && metrics.grad_norm > clip { clip / metrics.grad_norm } else { 1.0 };
-            let rule = AdamW { learning: &self.learning, lr: metrics.lr, cut, updates: self.updates };
             let tables = [&mut self.weights.logits, &mut self.weights.values];
-            for ((table, moments), gradient) in tables.into_iter().zip(&mut self.moments).zip(&gradient) {
+            let parts = tables.into_iter().zip(&mut self.moments).zip(&gradient).zip(&mut self.updates).zip(rates);
+            for ((((table, moments), gradient), updates), rate) in parts {
+                let Some(lr) = rate else { continue };
+                *updates += 1;
+                let rule = AdamW { learning: &self.learning, lr, cut, updates: *updates };
                 // Copies the table where a snapshot still shares it.
                 let table: &mut Vec<f32> = Arc::make_mut(table);
                 rule.update(table, moments, gradient);
@@ -174,7 +207,8 @@ impl Learner for ToyLearner {
         let weights = kept::weights(&self.learning, &batch);
         let pieces = pieces(&batch, self.learning.micro_batch_tokens);
         let gradient = [vec![0.0; self.weights.logits.len()], vec![0.0; self.weights.values.len()]];
-        self.open = Some(Open { step, batch, weights, pieces, gradient, slots: 0, tally: Tally::default() });
+        let tally = Tally::of(self.learning.reference.coefficient(self.drift));
+        self.open = Some(Open { step, batch, weights, pieces, gradient, slots: 0, tally });
         Ok(())
     }
 
@@ -196,6 +230,7 @@ impl Learner for ToyLearner {
         let left_out = kept::left_out(&self.learning, &open.batch);
         let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, left_out, ..metrics };
         self.update(mem::take(&mut open.gradient), &mut metrics);
+        self.drift.see(&metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
     }
 
@@ -262,8 +297,8 @@ impl Coefficients {
 pub struct ToyOptimizer {
     /// Of the logits, then of the values: running means of the gradient, and of its square.
     pub moments: [[Vec<f32>; 2]; 2],
-    /// Steps that were not skipped.
-    pub updates: u64,
+    /// Steps in which each was updated.
+    pub updates: [u64; 2],
 }
 
 /// Running means of the gradient and of its square.

@@ -4,19 +4,22 @@
 //! policy      the weights: logits and values by (first token of the prompt, previous token)
 //! generator   samples rollouts with them; samples recorded ones again
 //! learner     one gradient step a batch, in micro-batches
-//! engine      makes the two, and keeps their tables in files
+//! frozen      a reference that nothing trains
+//! engine      makes them, and keeps their tables in files
 //! task        a tokenizer, prompts and a reward that the table can learn
 //! ```
 //!
 //! It is a second engine beside [`torch`](super::torch), not a stand-in: what holds for the dataflow must hold with both.
 
 pub mod engine;
+pub mod frozen;
 pub mod generator;
 pub mod learner;
 pub mod policy;
 pub mod task;
 
 pub use engine::ToyEngine;
+pub use frozen::ToyFrozen;
 pub use generator::{ToyGenerator, resample};
 pub use learner::ToyLearner;
 pub use policy::ToyWeights;

@@ -6,6 +6,7 @@ use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
 use crate::jobs::analyze::sizes::Sizes;
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
+use crate::jobs::analyze::values::ValueSums;
 use crate::kernel::mean::Mean;
 use crate::spec::ScheduleSpec;
 use crate::store::schema::stop_text;
@@ -53,6 +54,7 @@ struct Sums {
     success_sampled: Mean,
     lag: LagSums,
     advantage: AdvantageSums,
+    value: ValueSums,
     time: TimeSums,
     mixed: Mean,
     tasks: Tasks,
@@ -76,6 +78,7 @@ struct IntervalSums {
     stops: BTreeMap<&'static str, u64>,
     lags: Lags,
     distance: Distance,
+    reference: Distance,
     sizes: Sizes,
 }
 
@@ -126,6 +129,7 @@ impl Summed {
         })?;
         let Sums { lag, longest, surprising, .. } = &mut summed.sums;
         (summed.interval.lags, summed.interval.distance) = (lag.all, lag.distance);
+        summed.interval.reference = lag.reference;
         longest.read(&bars.longest, index, |place| part.completion(place))?;
         surprising.read(&bars.surprising, index, |place| part.completion(place))?;
         summed.raise(bars, index);
@@ -173,6 +177,7 @@ impl Sums {
     fn trained(&mut self, row: &Row<'_>, solved: Option<u64>, interval: &mut IntervalSums) {
         self.lag.add(row);
         self.advantage.add(row);
+        self.value.add(row);
         extend(&mut self.steps, row.step);
         extend(&mut interval.steps, row.step);
         interval.length.add(row.tokens as f64);
@@ -201,6 +206,7 @@ impl Sums {
         self.success_sampled.merge(other.success_sampled);
         self.lag.merge(other.lag);
         self.advantage.merge(other.advantage);
+        self.value.merge(other.value);
         self.time.merge(other.time);
         self.mixed.merge(other.mixed);
         self.tasks.merge(other.tasks);
@@ -308,6 +314,7 @@ impl Collector {
             lag: lag.lag(),
             off_policy: lag.off_policy(),
             advantage: self.sums.advantage.finish(),
+            value: self.sums.value.finish(),
             time: self.sums.time.finish(),
             versions: Versions { mixed: self.sums.mixed.value(), longest_task, tasks },
             sizes: self.sums.sizes.finish(),
@@ -333,6 +340,7 @@ impl IntervalSums {
         }
         self.lags.merge(other.lags);
         self.distance.merge(other.distance);
+        self.reference.merge(other.reference);
         self.sizes.merge(other.sizes);
     }
 
@@ -350,6 +358,7 @@ impl IntervalSums {
             lag_mean: self.lags.mean.value(),
             lag_max: self.lags.max,
             ess: self.distance.ess(),
+            reference_k3: self.reference.k3(),
             sizes: self.sizes.finish(),
         })
     }

@@ -61,6 +61,11 @@ impl Distance {
         self.k3.merge(other.k3);
     }
 
+    /// The k3 estimate; None where there were no tokens.
+    pub(super) fn k3(&self) -> Option<f64> {
+        self.k3.value()
+    }
+
     /// None where there were no tokens.
     pub(super) fn ess(&self) -> Option<f64> {
         (self.k1.count() > 0).then(|| self.ess.value())
@@ -82,6 +87,8 @@ pub(super) struct LagSums {
     by_lag: BTreeMap<i64, AtLag>,
     by_position: [Lags; TENTHS],
     pub(super) distance: Distance,
+    /// Of the behavior policy from its reference.
+    pub(super) reference: Distance,
 }
 
 impl LagSums {
@@ -111,6 +118,8 @@ impl LagSums {
             at.tokens += tokens.len() as u64;
             at.distance.merge(distance);
             self.distance.merge(distance);
+            let reference = Distance::of(part(row.logp_behavior, &tokens), part(row.logp_reference, &tokens));
+            self.reference.merge(reference);
         }
     }
 
@@ -128,6 +137,7 @@ impl LagSums {
             sum.merge(lags);
         }
         self.distance.merge(other.distance);
+        self.reference.merge(other.reference);
     }
 
     pub(super) fn lag(&self) -> Lag {
@@ -148,7 +158,9 @@ impl LagSums {
 
     pub(super) fn off_policy(&self) -> OffPolicy {
         let Distance { k1, k3, .. } = self.distance;
-        OffPolicy { tokens: k1.count(), ess: self.distance.ess(), k1: k1.value(), k3: k3.value() }
+        let (reference_k1, reference_k3) = (self.reference.k1.value(), self.reference.k3());
+        let (tokens, ess) = (k1.count(), self.distance.ess());
+        OffPolicy { tokens, ess, k1: k1.value(), k3: k3.value(), reference_k1, reference_k3 }
     }
 
     /// One row a lag where they fit, else as many equally wide ones as do.

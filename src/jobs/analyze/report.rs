@@ -29,6 +29,8 @@ pub struct RunReport {
     pub lag: Lag,
     pub off_policy: OffPolicy,
     pub advantage: Advantages,
+    /// None of a run without a critic.
+    pub value: Option<Values>,
     pub time: Times,
     pub versions: Versions,
     /// Of generated tasks, by task and size.
@@ -77,6 +79,8 @@ pub struct Interval {
     pub lag_mean: Option<f64>,
     pub lag_max: Option<i64>,
     pub ess: Option<f64>,
+    /// As [`OffPolicy::reference_k3`].
+    pub reference_k3: Option<f64>,
     /// As those of the whole run.
     pub sizes: Vec<Size>,
 }
@@ -117,7 +121,7 @@ pub struct PositionRow {
     pub lag_max: Option<i64>,
 }
 
-/// How far the current policy is from the one that sampled.
+/// How far the current policy is from the one that sampled, and that one from its reference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OffPolicy {
     pub tokens: u64,
@@ -126,6 +130,9 @@ pub struct OffPolicy {
     /// Estimates of KL(behavior || current), nats a token (Schulman 2020).
     pub k1: Option<f64>,
     pub k3: Option<f64>,
+    /// Estimates of KL(behavior || reference), nats a token; none without a reference.
+    pub reference_k1: Option<f64>,
+    pub reference_k3: Option<f64>,
 }
 
 /// Advantages of trained tokens.
@@ -139,6 +146,26 @@ pub struct Advantages {
     pub max: Option<f32>,
     /// Share of tokens whose advantage is exactly 0: no gradient.
     pub zero: Option<f64>,
+}
+
+/// A critic's values against the returns that came of them; all that were used, of the run's first steps too.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Values {
+    pub tokens: u64,
+    /// `1 - Var(return - value) / Var(return)`; None where all returns are equal.
+    pub explained_variance: Option<f64>,
+    /// About equally many tokens each, in at most 10 rows, the lowest values first.
+    pub by_value: Vec<ValuesRow>,
+}
+
+/// Trained tokens of about one value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ValuesRow {
+    pub tokens: u64,
+    /// Means.
+    pub value: f64,
+    #[serde(rename = "return")]
+    pub of_return: f64,
 }
 
 /// Where the time went, by the rows' clocks and the footers.

@@ -72,6 +72,7 @@ fn run() -> (TempDir, RunFolder) {
     second.mask[3] = false;
     second.logp_behavior = vec![-2.0, -2.0, -2.0, 0.0];
     second.logp_current = vec![-2.0 + std::f32::consts::LN_2, -2.0, -2.0, 0.0];
+    second.logp_reference = vec![-2.5, -2.0, -2.5, 9.0];
     second.stop = Stop::Length;
     let mut discarded = rollout(2, (2, 0), (12, "long"), &[1, 1, 1]);
     discarded.status = Status::Discarded(Reason::ZeroVariance);
@@ -163,6 +164,11 @@ fn lag_and_distance() {
     assert_eq!(r.off_policy.tokens, 7);
     close(r.off_policy.ess, 64.0 / 70.0);
     close(r.off_policy.k1, -LN_2 / 7.0);
+    // Of the three tokens that have a reference and are trained.
+    close(r.off_policy.reference_k1, 1.0 / 3.0);
+    close(r.off_policy.reference_k3, 2.0 * ((-0.5f64).exp() - 0.5) / 3.0);
+    let over_steps = r.over_steps.iter().map(|part| part.reference_k3).collect::<Vec<_>>();
+    assert_eq!(over_steps, [None, r.off_policy.reference_k3]);
     // First tokens have lag 0, 0, 1; the others of two begin at 50%, those of four at 20%, 50% and 70%.
     let lags: Vec<_> = r.lag.by_position.iter().map(|row| row.lag_max).collect();
     assert_eq!(lags, [Some(1), None, Some(1), None, None, Some(0), None, None, None, None]);

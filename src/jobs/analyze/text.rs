@@ -1,6 +1,8 @@
 //! The report as text, for a terminal.
 
-use crate::jobs::analyze::report::{Interval, Lag, OffPolicy, Report, RunReport, Sample, Size, Solved, Times, Versions};
+use crate::jobs::analyze::report::{
+    Interval, Lag, OffPolicy, Report, RunReport, Sample, Size, Solved, Times, Values, Versions,
+};
 use comfy_table::{CellAlignment, Table, presets};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -70,6 +72,7 @@ fn run(r: &RunReport) -> String {
         percent(a.zero),
         a.tokens
     ));
+    r.value.iter().for_each(|v| values(&mut page, v));
     times(&mut page, &r.time);
     versions(&mut page, &r.versions);
     sizes(&mut page, r);
@@ -107,6 +110,10 @@ fn over_steps(page: &mut Page, intervals: &[Interval]) {
         ]
     };
     page.table(header, intervals.iter().map(row));
+    if intervals.iter().any(|i| i.reference_k3.is_some()) {
+        let kl = intervals.iter().map(|i| number(i.reference_k3)).collect::<Vec<_>>();
+        page.line(format_args!("  KL k3 of the behavior policy from its reference, in these parts: {}", kl.join(", ")));
+    }
 }
 
 fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
@@ -122,6 +129,13 @@ fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
         number(off.k1),
         number(off.k3)
     ));
+    if off.reference_k1.is_some() {
+        page.line(format_args!(
+            "  behavior policy against its reference: KL k1 {}, k3 {} nats a token",
+            number(off.reference_k1),
+            number(off.reference_k3)
+        ));
+    }
     if lag.by_lag.is_empty() {
         return;
     }
@@ -139,6 +153,13 @@ fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
         [place, number(row.lag_mean), whole(row.lag_max)]
     });
     page.table(["of the response", "lag mean", "lag max"], rows);
+}
+
+fn values(page: &mut Page, v: &Values) {
+    page.head("the critic's values against the returns that came of them");
+    page.line(format_args!("  explained variance {} over {} tokens", number(v.explained_variance), v.tokens));
+    let rows = v.by_value.iter().map(|row| [row.tokens.to_string(), number(Some(row.value)), number(Some(row.of_return))]);
+    page.table(["tokens", "mean value", "mean return"], rows);
 }
 
 fn times(page: &mut Page, t: &Times) {

@@ -137,17 +137,18 @@ prop_compose! {
         tokens in vec(0..=i32::MAX as u32, 0..6),
         version in vec(0..=i32::MAX as u64, 0..6),
         mask in vec(any::<bool>(), 0..6),
-        floats in vec(vec(any::<f32>(), 0..6), 4),
+        floats in vec(vec(any::<f32>(), 0..6), 5),
         (reward, reward_shaped) in (option::of(any::<f32>()), option::of(any::<f32>())),
         reward_parts in vec((text(), any::<f32>()), 0..3),
         (text, reward_error) in (text(), option::of(text())),
         times in [any::<i64>(), any::<i64>(), any::<i64>()],
     ) -> Rollout {
-        let [logp_behavior, logp_current, value, advantage] = <[Vec<f32>; 4]>::try_from(floats).unwrap();
+        let [logp_behavior, logp_current, logp_reference, value, advantage] = <[Vec<f32>; 5]>::try_from(floats).unwrap();
         let [started_ns, finished_ns, trained_ns] = times;
         Rollout {
             group, sample, status, tokens, text, mask, logp_behavior, version, value, stop, started_ns, finished_ns, worker,
-            reward, reward_parts, reward_error, reward_shaped, advantage, logp_current, step, order, trained_ns,
+            reward, reward_parts, reward_error, reward_shaped, advantage, logp_current, logp_reference, step, order,
+            trained_ns,
         }
     }
 }

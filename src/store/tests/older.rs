@@ -106,7 +106,8 @@ fn unknown_columns_are_passed_over() {
 
 #[test]
 fn what_an_older_file_lacks_gets_its_default_and_a_note() {
-    let lacking = ["value", "meta", "oldest", "reward_parts", "mask", "stop", "reward_error", "reward_shaped"];
+    let lacking =
+        ["value", "meta", "oldest", "reward_parts", "mask", "stop", "reward_error", "reward_shaped", "logp_reference"];
     let mut table = Table::new().without(&lacking);
     *table.column("answer") = Arc::new(NullArray::new(4));
     let file = table.read_with(&[("tidegate.schema_version", "0"), ("tidegate.spec", "a = 1")]).unwrap();
@@ -118,6 +119,7 @@ fn what_an_older_file_lacks_gets_its_default_and_a_note() {
         mask: Vec::new(),
         reward_parts: Vec::new(),
         reward_shaped: None,
+        logp_reference: Vec::new(),
         stop: Default::default(),
         ..whole.clone()
     };

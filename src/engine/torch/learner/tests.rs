@@ -1,6 +1,7 @@
 //! The learner against autograd, against itself in other micro-batches, and against what must change nothing.
 
 mod formulas;
+mod reference;
 
 use super::*;
 use crate::engine::sampler::uniform;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Reason};
 
-pub(super) const PPO: Loss = Loss::Ppo { clip_low: 0.2, clip_high: 0.28 };
+pub(crate) const PPO: Loss = Loss::Ppo { clip_low: 0.2, clip_high: 0.28 };
 
 /// One draw in `low..high`, of a counter.
 fn draw(number: usize, place: usize, low: f64, high: f64) -> f64 {
@@ -26,7 +27,7 @@ fn draw(number: usize, place: usize, low: f64, high: f64) -> f64 {
 
 /// Rollouts of uneven lengths with ids 3.., some tokens masked, behavior near what the tiny model might say.
 /// Three and three of these rollouts have the same prompt.
-pub(super) fn batch(count: usize) -> Vec<Rollout> {
+pub(crate) fn batch(count: usize) -> Vec<Rollout> {
     let id = |number, place| draw(number, place, 3.0, 50.0) as u32;
     let rollout = |number: usize| {
         let (prompt, n) = (draw(number / 3, 0, 1.0, 6.0) as usize, draw(number, 1, 1.0, 14.0) as usize);
@@ -47,12 +48,12 @@ pub(super) fn batch(count: usize) -> Vec<Rollout> {
     (0..count).map(rollout).collect()
 }
 
-pub(super) fn learning(loss: Loss) -> Learning {
+pub(crate) fn learning(loss: Loss) -> Learning {
     let (lr, lr_schedule, warmup_steps) = (0.01, LrSchedule::Constant, 0);
     Learning { loss, lr, lr_schedule, warmup_steps, grad_clip: 0.0, micro_batch_tokens: 60, ..Learning::default() }
 }
 
-pub(super) fn learner(family: Family, learning: &Learning, temperature: f64) -> TorchLearner {
+pub(crate) fn learner(family: Family, learning: &Learning, temperature: f64) -> TorchLearner {
     let config = tiny(family);
     let layout = Layout::of(&config, ValueHead::Present);
     let flat = spread(&layout, 5);
@@ -72,7 +73,7 @@ fn gradient(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Vec<f32> {
     values(&learner.gradient)
 }
 
-pub(super) fn step(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Trained {
+pub(crate) fn step(learner: &mut TorchLearner, batch: Vec<Rollout>) -> Trained {
     learner.begin(learner.version() + 1, batch).unwrap();
     loop {
         if let Some(trained) = learner.work().unwrap() {
@@ -109,7 +110,10 @@ fn by_autograd(family: Family, learning: &Learning, temperature: f64, batch: &[R
         let policy = formulas::loss(learning.loss, rollout, &logp);
         let value = (of_completion(&values.unwrap()) - f64::from(rollout.reward.unwrap())).square();
         let entropy = -(all.exp() * &all).sum_dim_intlist(-1, false, Kind::Float);
-        let each = policy + value * learning.value_coef - entropy * learning.entropy_coef;
+        let mut each = policy + value * learning.value_coef - entropy * learning.entropy_coef;
+        if learning.reference.is_on() {
+            each += formulas::reference(learning.reference.kl_estimator, rollout, &logp) * learning.reference.kl_coef;
+        }
         let mask = Tensor::from_slice(&rollout.mask);
         let loss = each.masked_select(&mask).sum(Kind::Float) / sequences;
         loss.backward();

@@ -2,6 +2,7 @@
 
 use crate::kernel::loss::Loss;
 use crate::kernel::ratio::SequenceRatio;
+use crate::kernel::reference::KlEstimator;
 use tch::{Kind, Tensor};
 use tidegate_operators::record::Rollout;
 
@@ -54,6 +55,19 @@ pub(super) fn loss(loss: Loss, rollout: &Rollout, logp: &Tensor) -> Tensor {
         }
         Loss::Supervised => -logp,
     }
+}
+
+/// `[T]` what each token costs for leaving the reference. k1 has the gradient of k2.
+pub(super) fn reference(estimator: KlEstimator, rollout: &Rollout, logp: &Tensor) -> Tensor {
+    let d = logp - Tensor::from_slice(&rollout.logp_reference);
+    let weight = (logp - Tensor::from_slice(&rollout.logp_behavior)).exp().clamp_max(5.0).detach();
+    let k2 = d.square() * 0.5;
+    weight
+        * match estimator {
+            KlEstimator::K1 => d.detach() + &k2 - k2.detach(),
+            KlEstimator::K2 => k2,
+            KlEstimator::K3 => (-&d).exp() - 1.0 + d,
+        }
 }
 
 fn within(ratio: &Tensor, [clip_low, clip_high]: [f32; 2]) -> Tensor {
