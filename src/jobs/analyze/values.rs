@@ -122,6 +122,7 @@ mod tests {
             sample: 0,
             prompt_id: 0,
             task: "",
+            size: 0,
             prompt: "",
             tokens: value.len(),
             mask: Mask::All(value.len()),
