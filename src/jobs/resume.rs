@@ -127,10 +127,9 @@ pub fn changeable() -> String {
     format!("{}; but not {}", told(&HARMLESS), told(&FIXED))
 }
 
-/// Without a critic there are no values, with one there must be; what is trained again is computed in one type throughout; and a
+/// Without a critic there are no values, with one there must be; what is trained again is computed in one type throughout; a
 /// checkpoint has the reference that its step had; and a prompt is the source's next one or one that was drawn.
 const FIXED: [&str; 8] = [
-    "curriculum.kind",
     "learn.value_coef",
     "learn.critic.model",
     "learn.critic.path",
@@ -138,6 +137,7 @@ const FIXED: [&str; 8] = [
     "learn.dtype",
     "learn.reference.path",
     "learn.reference.refresh_steps",
+    "curriculum.kind",
 ];
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another

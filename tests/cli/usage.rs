@@ -10,7 +10,7 @@ fn wrong_values_are_refused_by_key_value_and_what_is_right() {
     let dir = workplace();
     for (set, says) in [
         ("learn.lrr=1", &["learn.lrr = 1: no such key; did you mean learn.lr? allowed: "][..]),
-        ("dta.file=a.jsonl", &["dta = ", "did you mean data? allowed: batch, checkpoint, data, "]),
+        ("dta.file=a.jsonl", &["dta = ", "did you mean data? allowed: batch, checkpoint, curriculum, data, "]),
         ("eval.dat.file=1", &["eval.dat = ", "did you mean eval.data? allowed: data, prompts"]),
         ("batch.batch_size=10", &["batch.batch_size = 10: ", "batch.group_size = 4", "8 or 12"]),
         ("batch.batch_size=0", &["batch.batch_size = 0: ", "batch.group_size = 4"]),
