@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::jobs::Output;
-use crate::jobs::plan::{Curve, Options, Responses, plan};
-use crate::kernel::capacity::Speed;
+use crate::jobs::plan::{Curve, Options, Responses, Speed, plan};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long)]
     simulate: bool,
     /// Also a table over this
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = PossibleValuesParser::new(Curve::NAMES).map(|name| Curve::named(&name)))]
     curve: Vec<Curve>,
     /// Print one JSON object on stdout
     #[arg(long)]

@@ -316,7 +316,7 @@ mod tests {
         let again = RunFolder::create(&path).unwrap_err().to_string();
         assert!(again.contains("already holds a run"), "{again}");
         let missing = RunFolder::open(dir.path().join("c")).unwrap_err().to_string();
-        assert!(missing.contains("no run's folder"), "{missing}");
+        assert!(missing.contains("there is no such folder"), "{missing}");
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub struct Ran {
 
 impl From<Output> for Ran {
     fn from(output: Output) -> Self {
-        let text = |bytes| String::from_utf8(bytes).unwrap();
+        // What it says is to be typed next begins with its own path.
+        let text = |bytes| String::from_utf8(bytes).unwrap().replace(env!("CARGO_BIN_EXE_tidegate"), "tidegate");
         let code = output.status.code().expect("it ended by itself");
         Ran { code, out: text(output.stdout), err: text(output.stderr) }
     }

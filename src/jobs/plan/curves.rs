@@ -5,10 +5,11 @@ use crate::kernel::lengths::Lengths;
 use serde::Serialize;
 
 /// What is changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Curve {
     /// The largest lag that is allowed.
+    #[default]
     Lag,
     /// How many accelerators.
     Accelerators,
@@ -70,6 +71,15 @@ const FACTORS: [f64; 9] = [0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0];
 const SPREADS: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
 
 impl Curve {
+    const ALL: [Curve; 6] = [Curve::Lag, Curve::Accelerators, Curve::Longest, Curve::Spread, Curve::Batch, Curve::Split];
+    /// What each is called, in that order.
+    pub const NAMES: [&str; 6] = ["lag", "accelerators", "longest", "spread", "batch", "split"];
+
+    /// The one of this name; a name that is none is the first's.
+    pub fn named(name: &str) -> Curve {
+        Self::ALL.into_iter().zip(Self::NAMES).find(|(_, own)| *own == name).map_or_else(Curve::default, |(curve, _)| curve)
+    }
+
     /// The curve through `job`, at a largest lag of `max_lag`.
     pub fn points(self, job: &Job, max_lag: u64) -> Vec<Point> {
         let scaled = |x: usize| {

@@ -5,11 +5,12 @@ mod measured;
 mod report;
 pub mod simulation;
 
+pub use crate::kernel::capacity::Speed;
 pub use curves::Curve;
 
 use crate::error::{Error, Result};
 use crate::jobs::{Output, print};
-use crate::kernel::capacity::{Job, Speed};
+use crate::kernel::capacity::Job;
 use crate::kernel::lengths::Lengths;
 use report::Report;
 use std::path::PathBuf;
