@@ -181,7 +181,7 @@ fn slow_rewards_are_named() {
     let ran = run(&dir, &[&by_program(&slow, &mark, more), "steps=2", "schedule.max_lag=0"]).ok();
     let waits = ran.err.lines().filter_map(|line| Some(line.split_once("learner waits for ")?.1));
     let waits: Vec<_> = waits.collect();
-    assert_eq!(waits, ["rewards (16 pending)"; 2], "{}", ran.err);
+    assert!(waits.len() == 2 && waits.iter().all(|wait| wait.starts_with("rewards (16 pending) (")), "{}", ran.err);
     same_as_the_rule(&rows(&dir));
 }
 
