@@ -238,7 +238,7 @@ pub struct Metrics {
     pub loss: f64,
     pub policy_loss: f64,
     pub value_loss: f64,
-    /// `1 - Var(return - value) / Var(return)` over trained tokens, with the values that advantages were made of; NaN where all
+    /// `1 - Var(reward - value) / Var(reward)` over trained tokens, with the values that advantages were made of; NaN where all
     /// returns are equal, 0 without a critic.
     pub explained_variance: f64,
     /// Mean over trained tokens, nats.
@@ -264,7 +264,7 @@ pub struct Metrics {
     pub critic_lr: f64,
     pub critic_grad_norm: f64,
     pub critic_micro_batch_tokens: u64,
-    /// True where nothing was learned: the batch held nothing to train, the gradient was an outlier, or one of the next two.
+    /// True where the policy learned nothing: the batch held nothing to train, the gradient was an outlier, or one of the next two.
     pub skipped: bool,
     /// True where a safeguard keeps the gradient for the step after this one; where it paused the run for a low ESS.
     pub held: bool,

@@ -9,7 +9,7 @@ mod resume;
 mod run;
 mod sft;
 
-use crate::jobs::say;
+use crate::jobs::{say, spinning};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -40,7 +40,11 @@ enum Command {
 
 /// Parses the arguments, runs the command they name and says what went wrong, if anything.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Analyze(_)) {
+        spinning::sleep_soon();
+    }
+    let result = match command {
         Command::Run(args) => args.execute(),
         Command::Resume(args) => args.execute(),
         Command::Replay(args) => args.execute(),

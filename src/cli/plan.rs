@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long)]
     simulate: bool,
     /// Also a table over this
-    #[arg(long, value_parser = PossibleValuesParser::new(Curve::NAMES).map(|name| Curve::named(&name)))]
+    #[arg(long, value_parser = PossibleValuesParser::new(Curve::NAMES).try_map(|name| Curve::named(&name).ok_or("no such curve")))]
     curve: Vec<Curve>,
     /// Print one JSON object on stdout
     #[arg(long)]

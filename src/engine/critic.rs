@@ -16,7 +16,7 @@ pub struct Critic {
     /// Its learning rate after warm-up; 0 is the policy's.
     pub lr: f64,
     /// The first steps, in which it alone learns.
-    pub warm_up_steps: u64,
+    pub alone_steps: u64,
     /// How far from the recorded value a value may be moved; 0 is no limit.
     pub clip: f64,
     /// Most tokens of one micro-batch of a separate critic; 0: as the policy's.
@@ -61,7 +61,7 @@ impl Learning {
             micro_batch_tokens: own(micro_batch_tokens, self.micro_batch_tokens),
             safeguard: Safeguard::default(),
             reference: Reference::default(),
-            critic: Critic { warm_up_steps: 0, ..self.critic.clone() },
+            critic: Critic { alone_steps: 0, ..self.critic.clone() },
             objective: Objective::Values,
             ..self.clone()
         }
@@ -69,7 +69,7 @@ impl Learning {
 
     /// Whether the critic alone learns in this step.
     pub fn warms_up(&self, step: u64) -> bool {
-        (1..=self.critic.warm_up_steps).contains(&step)
+        (1..=self.critic.alone_steps).contains(&step)
     }
 
     /// Learning rate of the critic in step `step` (from 1) of `steps`, before a safeguard scales it.
@@ -96,7 +96,7 @@ mod tests {
     /// Catches a policy that learns in the critic's steps, or whose own warm-up they use up, and a critic that waits too.
     #[test]
     fn rates_by_hand() {
-        let learning = learning(Critic { lr: 2.0, warm_up_steps: 2, ..Critic::default() });
+        let learning = learning(Critic { lr: 2.0, alone_steps: 2, ..Critic::default() });
         let learning = Learning { lr_schedule: LrSchedule::Constant, ..learning };
         let rates = |of: fn(&Learning, u64, u64) -> f64| [1, 2, 3, 4, 6, 7].map(|step| of(&learning, step, 9));
         assert_eq!(rates(Learning::lr_at), [0.0, 0.0, 0.125, 0.25, 0.5, 0.5]);
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_separate_critic_has_what_is_its_own() {
         let critic =
-            Critic { model: CriticModel::Separate, lr: 2.0, warm_up_steps: 3, micro_batch_tokens: 7, ..Critic::default() };
+            Critic { model: CriticModel::Separate, lr: 2.0, alone_steps: 3, micro_batch_tokens: 7, ..Critic::default() };
         let learning = learning(critic);
         let (policy, critic) = (learning.of_policy(), learning.of_critic());
         assert_eq!((policy.value_coef, policy.lr, policy.warms_up(3)), (0.0, 0.5, true));

@@ -51,9 +51,10 @@ impl Reference {
 pub struct Drift(Option<(f64, f64)>);
 
 impl Drift {
-    /// Goes by a step that is done. One that trained no token says nothing.
+    /// Goes by a step that is done. One that moved no weights of the policy says nothing: its divergence is that of the step before.
     pub fn see(&mut self, metrics: &Metrics) {
-        if metrics.tokens > 0 {
+        let moved = metrics.tokens > 0 && !metrics.skipped && metrics.lr > 0.0;
+        if moved {
             self.0 = (metrics.kl_coef > 0.0).then_some((metrics.kl_coef, metrics.kl_reference));
         }
     }
@@ -75,10 +76,22 @@ mod tests {
     }
 
     fn seen(kl_coef: f64, kl_reference: f64, tokens: u64) -> Metrics {
-        Metrics { kl_coef, kl_reference, tokens, ..Metrics::default() }
+        Metrics { kl_coef, kl_reference, tokens, lr: 1e-3, ..Metrics::default() }
     }
 
     /// Catches a constant coefficient that moves, one that begins anew, and a step without tokens that is taken for one of no KL.
+    /// Catches a coefficient that moves on while the weights stand still: where a batch is held, paused or skipped, or the critic alone
+    /// learns.
+    #[test]
+    fn a_step_that_moved_nothing_says_nothing() {
+        let moved = seen(0.5, 0.2, 9);
+        let still =
+            [Metrics { skipped: true, ..seen(0.6, 9.0, 9) }, Metrics { lr: 0.0, ..seen(0.6, 9.0, 9) }, seen(0.6, 9.0, 0)];
+        for metrics in still {
+            assert_eq!(Drift::after(&[moved.clone(), metrics]), Drift::after(std::slice::from_ref(&moved)));
+        }
+    }
+
     #[test]
     fn the_coefficient_follows_the_last_step() {
         let last = Drift::after(&[seen(0.5, 9.0, 3), seen(0.4, 9.0, 3), seen(0.4, 0.0, 0)]);

@@ -162,7 +162,7 @@ impl Learning {
     /// Learning rate of step `step` (from 1) of `steps`, before a safeguard scales it: 0 in the steps in which the critic alone learns, and
     /// then as if they had not been.
     pub fn lr_at(&self, step: u64, steps: u64) -> f64 {
-        let alone = self.critic.warm_up_steps;
+        let alone = self.critic.alone_steps;
         self.rate(self.lr, step.saturating_sub(alone), steps.saturating_sub(alone))
     }
 

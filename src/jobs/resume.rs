@@ -133,7 +133,7 @@ const FIXED: [&str; 8] = [
     "learn.value_coef",
     "learn.critic.model",
     "learn.critic.path",
-    "learn.critic.warm_up_steps",
+    "learn.critic.alone_steps",
     "learn.dtype",
     "learn.reference.path",
     "learn.reference.refresh_steps",

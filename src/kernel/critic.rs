@@ -32,44 +32,44 @@ pub fn clipped_value_loss(value: f32, target: f32, recorded: f32, clip: f32) -> 
     }
 }
 
-/// `1 - Var(return - value) / Var(return)` over the tokens that are added one by one: 1 where every value is its return, 0 where values
+/// `1 - Var(reward - value) / Var(reward)` over the tokens that are added one by one: 1 where every value is its reward, 0 where values
 /// are no better than one constant, below 0 where they are worse. Merges to the number of the whole.
 ///
 /// ```
 /// use tidegate::kernel::critic::Explained;
 ///
 /// let mut explained = Explained::default();
-/// [(0.25, 0.0), (0.75, 1.0)].map(|(value, of_return)| explained.add(value, of_return));
+/// [(0.25, 0.0), (0.75, 1.0)].map(|(value, of_reward)| explained.add(value, of_reward));
 /// // Returns vary by 0.25, errors of -0.25 and 0.25 by 0.0625.
 /// assert_eq!(explained.variance(), Some(0.75));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Explained {
-    returns: Spread,
+    rewards: Spread,
     errors: Spread,
 }
 
 impl Explained {
     /// Adds one token. A NaN is added like any other number.
-    pub fn add(&mut self, value: f64, of_return: f64) {
-        self.returns.add(of_return);
-        self.errors.add(of_return - value);
+    pub fn add(&mut self, value: f64, of_reward: f64) {
+        self.rewards.add(of_reward);
+        self.errors.add(of_reward - value);
     }
 
     /// Adds all that `other` has seen.
     pub fn merge(&mut self, other: Explained) {
-        self.returns.merge(other.returns);
+        self.rewards.merge(other.rewards);
         self.errors.merge(other.errors);
     }
 
     /// How many tokens were added.
     pub fn count(&self) -> u64 {
-        self.returns.count
+        self.rewards.count
     }
 
-    /// The explained variance; None where all returns are equal, or there are none: nothing is there to explain.
+    /// The explained variance; None where all rewards are equal, or there are none: nothing is there to explain.
     pub fn variance(&self) -> Option<f64> {
-        (self.returns.squares != 0.0).then(|| 1.0 - self.errors.squares / self.returns.squares)
+        (self.rewards.squares != 0.0).then(|| 1.0 - self.errors.squares / self.rewards.squares)
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
 
     /// Catches a 0/0, a tiny deviation of equal numbers that something is divided by, and a NaN that becomes 0.
     #[test]
-    fn nothing_explains_equal_returns() {
+    fn nothing_explains_equal_rewards() {
         let mut explained = Explained::default();
         assert_eq!((explained.variance(), explained.count()), (None, 0));
         (0..7).for_each(|t| explained.add(f64::from(t), 0.1));
@@ -186,7 +186,7 @@ mod tests {
         ) {
             let of = |tokens: &[(f64, f64)]| {
                 let mut explained = Explained::default();
-                tokens.iter().for_each(|(value, of_return)| explained.add(*value, *of_return));
+                tokens.iter().for_each(|(value, of_reward)| explained.add(*value, *of_reward));
                 explained
             };
             let (first, second) = tokens.split_at(cut.min(tokens.len()));

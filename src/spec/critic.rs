@@ -62,11 +62,11 @@ fn ineffective(critic: &Critic, key: impl Fn(&str) -> bool, why: &str) -> Result
 impl Spec {
     /// What of it concerns the rest of the run.
     pub(super) fn validate_critic(&self) -> Result<()> {
-        let Critic { warm_up_steps, path, .. } = &self.learn.critic;
-        if *warm_up_steps >= self.steps {
+        let Critic { alone_steps, path, .. } = &self.learn.critic;
+        if *alone_steps >= self.steps {
             let why =
                 format!("below steps = {}: in these steps the critic alone learns, and the policy never would", self.steps);
-            return Err(Error::config("learn.critic.warm_up_steps", warm_up_steps, why));
+            return Err(Error::config("learn.critic.alone_steps", alone_steps, why));
         }
         if self.model.engine == EngineKind::Toy && !path.as_os_str().is_empty() {
             let why = "the toy engine's tables come from no folder; allowed: \"\"";
@@ -95,7 +95,7 @@ mod tests {
                 &["learn.critic.lr=1e-4"][..],
                 "lr = 0.0001: means nothing without a critic: learn.value_coef above 0 gives the run one",
             ),
-            (&["learn.critic.warm_up_steps=3"], "warm_up_steps = 3: means nothing without a critic: "),
+            (&["learn.critic.alone_steps=3"], "alone_steps = 3: means nothing without a critic: "),
             (&[SEPARATE], "model = \"separate\": means nothing without a critic: "),
             (&[CRITIC, "learn.critic.lr=nan"], "lr = NaN: a number from 0 up; 0 is the policy's rate"),
             (&[CRITIC, "learn.critic.lr=inf"], "lr = inf: a number from 0 up"),
@@ -111,7 +111,7 @@ mod tests {
                 &[CRITIC, SEPARATE, "learn.critic.clip=0.2"],
                 "clip = 0.2: means nothing with learn.critic.model = \"separate\": ",
             ),
-            (&[CRITIC, "learn.critic.warm_up_steps=100"], "warm_up_steps = 100: below steps = 100: "),
+            (&[CRITIC, "learn.critic.alone_steps=100"], "alone_steps = 100: below steps = 100: "),
             (&[CRITIC, "learn.critic.model=head"], "model = \"head\": `head` is not allowed; allowed: `trunk`, `separate`"),
             (
                 &["model.engine=toy", CRITIC, SEPARATE, "learn.critic.path=x"],
@@ -121,9 +121,14 @@ mod tests {
             let found = spec(sets).unwrap_err().to_string();
             assert!(found.starts_with(&format!("learn.critic.{message}")), "{sets:?}: {found}");
         }
-        let typo = spec(&["learn.critic.warmup_steps=1"]).unwrap_err().to_string();
+        let enlarged = spec(&[CRITIC, SEPARATE, "learn.safeguard.enlarge_ess=0.5"]).unwrap_err().to_string();
         assert!(
-            typo.starts_with("learn.critic.warmup_steps = 1: no such key; did you mean learn.critic.warm_up_steps?"),
+            enlarged.starts_with("learn.safeguard.enlarge_ess = 0.5: not with learn.critic.model = \"separate\""),
+            "{enlarged}"
+        );
+        let typo = spec(&["learn.critic.alone_step=1"]).unwrap_err().to_string();
+        assert!(
+            typo.starts_with("learn.critic.alone_step = 1: no such key; did you mean learn.critic.alone_steps?"),
             "{typo}"
         );
     }
@@ -131,12 +136,10 @@ mod tests {
     /// Catches a key that is lost on its way into the run's `spec.toml` or back.
     #[test]
     fn what_is_set_is_written_and_read_again() {
-        let sets = [
-            "learn.value_coef=0.1",
-            "learn.critic={model='separate',path='c',lr=1e-3,warm_up_steps=4,micro_batch_tokens=64}",
-        ];
+        let sets =
+            ["learn.value_coef=0.1", "learn.critic={model='separate',path='c',lr=1e-3,alone_steps=4,micro_batch_tokens=64}"];
         let found = spec(&sets).unwrap();
-        assert!(found.has_separate_critic() && !found.has_value_head() && found.learn.critic.warm_up_steps == 4);
+        assert!(found.has_separate_critic() && !found.has_value_head() && found.learn.critic.alone_steps == 4);
         assert_eq!(Spec::from_text(&found.to_text(), &[]).unwrap(), found);
         let found = spec(&["learn.value_coef=0.1", "learn.critic.clip=0.2"]).unwrap();
         assert!(found.has_value_head() && !found.has_separate_critic());

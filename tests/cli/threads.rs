@@ -35,6 +35,26 @@ fn only_workers_have_pools() {
     assert_eq!(names, ["checkpoints", "log", "signals", "tidegate", "tidegate", "timely:work-0", "timely:work-0"]);
 }
 
+/// Threads sleep soon after they have nothing to do, unless a person says how long they are to spin. Catches a beginning anew that loses
+/// the process, its arguments or what was said.
+#[test]
+fn threads_that_wait_do_not_spin_for_long() {
+    let said = |caller: &[&str], name: &str| {
+        let running = Running::under(caller, "eval.prompts=0");
+        running.until("rollouts/step-00000001.parquet");
+        let environment = fs::read(format!("/proc/{}/environ", running.pid())).unwrap();
+        running.signal("TERM");
+        assert_eq!(running.end().0.code, 143);
+        let texts = environment.split(|byte| *byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
+        texts.filter_map(|text| text.strip_prefix(name)?.strip_prefix('=').map(str::to_owned)).collect::<Vec<_>>()
+    };
+    let env = ["env", "-u", "OMP_WAIT_POLICY", "--default-signal=HUP,INT,TERM"];
+    assert_eq!(said(&[&env[..], &["-u", "GOMP_SPINCOUNT"]].concat(), "GOMP_SPINCOUNT"), ["3000"]);
+    assert_eq!(said(&[&env[..], &["GOMP_SPINCOUNT=77"]].concat(), "GOMP_SPINCOUNT"), ["77"]);
+    let policy = [&env[..], &["-u", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY=passive"]].concat();
+    assert!(said(&policy, "GOMP_SPINCOUNT").is_empty());
+}
+
 fn named(task: &fs::DirEntry) -> Option<String> {
     fs::read_to_string(task.path().join("comm")).ok().map(|name| name.trim().to_owned())
 }

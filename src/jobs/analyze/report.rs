@@ -149,11 +149,11 @@ pub struct Advantages {
     pub zero: Option<f64>,
 }
 
-/// A critic's values against the returns that came of them; all that were used, of the run's first steps too.
+/// A critic's values against the rewards that came of them; all that were used, of the run's first steps too.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Values {
     pub tokens: u64,
-    /// `1 - Var(return - value) / Var(return)`; None where all returns are equal.
+    /// `1 - Var(reward - value) / Var(reward)`; None where all rewards are equal.
     pub explained_variance: Option<f64>,
     /// About equally many tokens each, in at most 10 rows, the lowest values first.
     pub by_value: Vec<ValuesRow>,
@@ -165,8 +165,8 @@ pub struct ValuesRow {
     pub tokens: u64,
     /// Means.
     pub value: f64,
-    #[serde(rename = "return")]
-    pub of_return: f64,
+    #[serde(rename = "reward")]
+    pub of_reward: f64,
 }
 
 /// Where the time went, by the rows' clocks and the footers.

@@ -156,10 +156,10 @@ fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
 }
 
 fn values(page: &mut Page, v: &Values) {
-    page.head("the critic's values against the returns that came of them");
+    page.head("the critic's values against the rewards that came of them");
     page.line(format_args!("  explained variance {} over {} tokens", number(v.explained_variance), v.tokens));
-    let rows = v.by_value.iter().map(|row| [row.tokens.to_string(), number(Some(row.value)), number(Some(row.of_return))]);
-    page.table(["tokens", "mean value", "mean return"], rows);
+    let rows = v.by_value.iter().map(|row| [row.tokens.to_string(), number(Some(row.value)), number(Some(row.of_reward))]);
+    page.table(["tokens", "mean value", "mean reward"], rows);
 }
 
 fn times(page: &mut Page, t: &Times) {

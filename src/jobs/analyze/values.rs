@@ -26,13 +26,13 @@ pub(super) struct ValueSums {
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
     value: Mean,
-    of_return: Mean,
+    of_reward: Mean,
 }
 
 impl Bin {
     fn merge(&mut self, other: Bin) {
         self.value.merge(other.value);
-        self.of_return.merge(other.of_return);
+        self.of_reward.merge(other.of_reward);
     }
 }
 
@@ -48,12 +48,12 @@ impl ValueSums {
     pub(super) fn add(&mut self, row: &Row<'_>) {
         let Some(reward) = row.reward_shaped.or(row.reward).filter(|reward| reward.is_finite()) else { return };
         for value in row.mask.ranges(row.value.len()).flat_map(|range| &row.value[range]).filter(|value| value.is_finite()) {
-            let (value, of_return) = (f64::from(*value), f64::from(reward));
-            self.explained.add(value, of_return);
+            let (value, of_reward) = (f64::from(*value), f64::from(reward));
+            self.explained.add(value, of_reward);
             let place = (value * (-f64::from(self.width)).exp2()).floor();
             let bin = self.bins.entry(place as i64).or_default();
             bin.value.add(value);
-            bin.of_return.add(of_return);
+            bin.of_reward.add(of_reward);
             if self.bins.len() > BINS {
                 self.widen(self.width + 1);
             }
@@ -100,8 +100,8 @@ impl ValueSums {
             rows[row].merge(bin);
         }
         let row = |bin: Bin| {
-            let means = bin.value.value().zip(bin.of_return.value());
-            means.map(|(value, of_return)| ValuesRow { tokens: bin.value.count(), value, of_return })
+            let means = bin.value.value().zip(bin.of_reward.value());
+            means.map(|(value, of_reward)| ValuesRow { tokens: bin.value.count(), value, of_reward })
         };
         let by_value = rows.into_iter().filter_map(row).collect();
         Some(Values { tokens, explained_variance: self.explained.variance(), by_value })
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// Catches a table by return, a row that mixes values, the reward as given where it was shaped, and a NaN that is counted.
+    /// Catches a table by reward, a row that mixes values, the reward as given where it was shaped, and a NaN that is counted.
     #[test]
     fn rows_are_tenths_by_value() {
         let mut sums = ValueSums::default();
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!((found.tokens, found.by_value.len()), (20, 10));
         for (i, row) in found.by_value.iter().enumerate() {
             assert!((row.value - (0.2 * i as f64 + 0.05)).abs() < 1e-6, "{row:?}");
-            assert_eq!((row.tokens, row.of_return), (2, if i < 5 { 0.5 } else { 1.0 }));
+            assert_eq!((row.tokens, row.of_reward), (2, if i < 5 { 0.5 } else { 1.0 }));
         }
         assert!(found.explained_variance.unwrap() < 0.3, "{found:?}");
         assert_eq!(ValueSums::default().finish(), None);

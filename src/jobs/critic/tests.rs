@@ -109,7 +109,7 @@ fn estimators_and_whitening_are_those_of_the_specification() {
 /// Catches a policy that moves while the critic warms up, by weights or by moments, and a critic that waits for it.
 #[test]
 fn while_the_critic_warms_up_the_policy_stays() {
-    let spec = spec(&["learn.critic.warm_up_steps=2", "learn.weight_decay=0.1"]);
+    let spec = spec(&["learn.critic.alone_steps=2", "learn.weight_decay=0.1"]);
     let engine = toy(&spec, None).unwrap();
     let mut learner = learner(&spec, &engine);
     let start = engine.hashes().unwrap();
@@ -159,7 +159,7 @@ fn a_step_that_fails_gives_its_batch_back_as_it_was() {
 /// Catches a critic that is not in a checkpoint, or comes back without its moments, and hashes that miss it.
 #[test]
 fn what_is_kept_goes_on_to_the_same_bits() {
-    let spec = spec(&["learn.critic.warm_up_steps=1"]);
+    let spec = spec(&["learn.critic.alone_steps=1"]);
     let engine = toy(&spec, None).unwrap();
     let mut first = learner(&spec, &engine);
     (1..=3).for_each(|k| drop(step(&mut first, k, batch())));

@@ -116,6 +116,12 @@ fn figures(printed: &str) -> Result<Figures, serde_json::Error> {
 fn finish(mut child: Child, interrupt: &Interrupt) -> Result<(i32, String)> {
     let failed = |e: std::io::Error| Error::engine("the cell's process", e);
     let mut passed_on = None;
+    // Read as it comes: a pipe that is full would hold the run up.
+    let out = child.stdout.take();
+    let reading = std::thread::spawn(move || {
+        let mut printed = String::new();
+        out.map_or(Ok(0), |mut out| out.read_to_string(&mut printed)).map(|_| printed)
+    });
     let status = loop {
         if let Some(status) = child.try_wait().map_err(failed)? {
             break status;
@@ -130,9 +136,8 @@ fn finish(mut child: Child, interrupt: &Interrupt) -> Result<(i32, String)> {
         }
         sleep(LOOK);
     };
-    // A summary is a few kilobytes, less than a pipe holds: it was read by nobody until now.
-    let mut printed = String::new();
-    child.stdout.take().map_or(Ok(0), |mut out| out.read_to_string(&mut printed)).map_err(failed)?;
+    let gone = |_| Error::engine("the cell's process", "what it printed cannot be read");
+    let printed = reading.join().map_err(gone)?.map_err(failed)?;
     let by_signal = std::os::unix::process::ExitStatusExt::signal(&status);
     Ok((status.code().or(by_signal.map(|signal| 128 + signal)).unwrap_or(1), printed))
 }

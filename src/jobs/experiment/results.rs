@@ -3,6 +3,7 @@
 use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use crate::jobs::experiment::design::Cell;
+use crate::kernel::mean::Mean;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -69,17 +70,18 @@ pub struct Point {
     pub seconds: f64,
     /// Trained until here.
     pub rollouts: u64,
-    /// Means over the steps.
-    pub reward: f64,
-    pub success: f64,
-    pub length: f64,
-    pub entropy: f64,
-    pub ess: f64,
-    pub kl_k3: f64,
-    pub lag_mean: f64,
+    /// Means over the steps' rollouts. These and the next: None where no step has the number.
+    pub reward: Option<f64>,
+    pub success: Option<f64>,
+    pub length: Option<f64>,
+    /// Means over the steps' tokens.
+    pub entropy: Option<f64>,
+    pub ess: Option<f64>,
+    pub kl_k3: Option<f64>,
+    pub lag_mean: Option<f64>,
     /// The most of them.
     pub lag_max: u64,
-    pub grad_norm: f64,
+    pub grad_norm: Option<f64>,
 }
 
 /// Most points of a curve.
@@ -91,25 +93,29 @@ pub fn curve(metrics: &[Metrics]) -> Vec<Point> {
     let mut rollouts = 0;
     let point = |steps: &[Metrics]| {
         let last = steps.last()?;
-        let mean = |of: fn(&Metrics) -> f64| {
-            let (sum, count) = steps.iter().map(of).filter(|x| x.is_finite()).fold((0.0, 0u32), |(s, n), x| (s + x, n + 1));
-            rounded(sum / f64::from(count.max(1)))
+        let mean = |of: fn(&Metrics) -> f64, weigh: fn(&Metrics) -> u64| {
+            let mut mean = Mean::default();
+            let counted = steps.iter().filter(|step| of(step).is_finite());
+            counted.for_each(|step| mean.add_times(of(step), weigh(step)));
+            mean.value().map(rounded)
         };
+        let (rollouts_of, tokens_of): (fn(&Metrics) -> u64, fn(&Metrics) -> u64) =
+            (|step| step.rollouts, |step| step.tokens);
         rollouts += steps.iter().map(|step| step.rollouts).sum::<u64>();
         let norms = steps.iter().map(|step| step.grad_norm).filter(|norm| norm.is_finite());
         Some(Point {
             step: last.step,
             seconds: rounded((last.finished_ns - start) as f64 / 1e9),
             rollouts,
-            reward: mean(|step| step.reward),
-            success: mean(|step| step.success),
-            length: mean(|step| step.length),
-            entropy: mean(|step| step.entropy),
-            ess: mean(|step| step.ess),
-            kl_k3: mean(|step| step.kl_k3),
-            lag_mean: mean(|step| step.lag_mean),
+            reward: mean(|step| step.reward, rollouts_of),
+            success: mean(|step| step.success, rollouts_of),
+            length: mean(|step| step.length, rollouts_of),
+            entropy: mean(|step| step.entropy, tokens_of),
+            ess: mean(|step| step.ess, tokens_of),
+            kl_k3: mean(|step| step.kl_k3, tokens_of),
+            lag_mean: mean(|step| step.lag_mean, tokens_of),
             lag_max: steps.iter().map(|step| step.lag_max).max().unwrap_or(0),
-            grad_norm: rounded(norms.fold(0.0, f64::max)),
+            grad_norm: norms.reduce(f64::max).map(rounded),
         })
     };
     metrics.chunks(metrics.len().div_ceil(POINTS).max(1)).filter_map(point).collect()
@@ -214,7 +220,9 @@ mod tests {
         let step = |step: u64| Metrics {
             step,
             rollouts: 4,
-            reward: step as f64,
+            tokens: 9,
+            reward: if step == 1 { f64::NAN } else { step as f64 },
+            entropy: f64::NAN,
             lag_max: step % 7,
             grad_norm: if step == 2 { f64::NAN } else { step as f64 },
             finished_ns: step as i64 * 1_000_000_000,
@@ -224,9 +232,10 @@ mod tests {
         assert_eq!(points.len(), 34);
         let first = &points[0];
         assert_eq!((first.step, first.rollouts, first.seconds), (3, 12, 2.0));
-        assert_eq!((first.reward, first.lag_max, first.grad_norm), (2.0, 3, 3.0));
+        assert_eq!((first.reward, first.lag_max, first.grad_norm), (Some(2.5), 3, Some(3.0)));
+        assert_eq!((first.entropy, first.ess), (None, Some(0.0)), "what no step has is not 0");
         let last = &points[33];
-        assert_eq!((last.step, last.rollouts, last.seconds, last.reward), (101, 404, 100.0, 100.5));
+        assert_eq!((last.step, last.rollouts, last.seconds, last.reward), (101, 404, 100.0, Some(100.5)));
         assert_eq!(curve(&[]), []);
         assert_eq!(rounded(0.123_456_789), 0.123_46);
     }

@@ -5,11 +5,10 @@ use crate::kernel::lengths::Lengths;
 use serde::Serialize;
 
 /// What is changed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Curve {
     /// The largest lag that is allowed.
-    #[default]
     Lag,
     /// How many accelerators.
     Accelerators,
@@ -75,9 +74,9 @@ impl Curve {
     /// What each is called, in that order.
     pub const NAMES: [&str; 6] = ["lag", "accelerators", "longest", "spread", "batch", "split"];
 
-    /// The one of this name; a name that is none is the first's.
-    pub fn named(name: &str) -> Curve {
-        Self::ALL.into_iter().zip(Self::NAMES).find(|(_, own)| *own == name).map_or_else(Curve::default, |(curve, _)| curve)
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Curve> {
+        Self::ALL.into_iter().zip(Self::NAMES).find(|(_, own)| *own == name).map(|(curve, _)| curve)
     }
 
     /// The curve through `job`, at a largest lag of `max_lag`.

@@ -4,7 +4,7 @@ use crate::jobs::plan::Options;
 use crate::jobs::plan::curves::{Curve, Point};
 use crate::jobs::plan::measured::Measured;
 use crate::jobs::plan::simulation::{Scene, Simulated, simulate};
-use crate::kernel::capacity::{Job, Rate, Split};
+use crate::kernel::capacity::{Job, Rate, Speed, Split};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::fmt;
@@ -31,6 +31,13 @@ pub struct Report {
     /// Of the same mean lag.
     pub conventional_at_mean: Option<LayoutReport>,
     pub curves: Vec<CurveReport>,
+}
+
+impl SpeedReport {
+    fn is_papers(&self) -> bool {
+        let Speed { step, token, least, train, .. } = Speed::PAPER;
+        [self.decode_step, self.decode_token, self.decode_least, self.train_token] == [step, token, least, train]
+    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -125,7 +132,11 @@ impl Report {
             lengths: options.lengths.to_string(),
             mean_length: job.lengths.mean(),
             longest: job.lengths.longest(),
-            unit: if measured.is_some() { "s" } else { "flash" },
+            unit: match &measured {
+                Some(_) => "s",
+                None if job.speed == Speed::PAPER => "flash",
+                None => "unit of time",
+            },
             speed: SpeedReport {
                 decode_step: speed.step,
                 decode_token: speed.token,
@@ -190,7 +201,8 @@ impl fmt::Display for Report {
         let unit = self.unit;
         let from = match &self.measured {
             Some(measured) => format!("measured of {} on {}", measured.model, measured.device),
-            None => "the paper's case study; --calibrate MODEL measures yours".to_owned(),
+            None if self.speed.is_papers() => "the paper's case study; --calibrate MODEL measures yours".to_owned(),
+            None => "as given".to_owned(),
         };
         let (step, token, train) = (number(s.decode_step), number(s.decode_token), number(s.train_token));
         writeln!(

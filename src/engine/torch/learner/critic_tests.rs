@@ -27,7 +27,7 @@ fn parts(learner: &TorchLearner, flat: &Tensor) -> [Vec<f32>; 2] {
 fn in_warm_up_the_head_alone_learns() {
     for activation_checkpointing in [false, true] {
         let safeguard = Safeguard { skip_norm: 1.5, skip_window: 1, ..Safeguard::default() };
-        let learning = critic(Critic { warm_up_steps: 2, lr: 0.05, ..Critic::default() });
+        let learning = critic(Critic { alone_steps: 2, lr: 0.05, ..Critic::default() });
         let learning = Learning { activation_checkpointing, safeguard, ..learning };
         let mut warm = learner(Family::Qwen2, &learning, 1.0);
         let [trunk, mut head] = parts(&warm, warm.flat());
@@ -72,7 +72,7 @@ fn in_warm_up_the_head_alone_learns() {
 /// Catches a warm-up that leaves the trunk with another step than its first: as if the head had been as it is from the start.
 #[test]
 fn after_warm_up_the_policy_begins() {
-    let learning = critic(Critic { warm_up_steps: 3, ..Critic::default() });
+    let learning = critic(Critic { alone_steps: 3, ..Critic::default() });
     let mut warm = learner(Family::Llama, &learning, 1.0);
     (0..3).for_each(|_| drop(step(&mut warm, batch(6))));
     let flat = warm.flat().copy();
