@@ -40,7 +40,7 @@ pub struct Args {
     /// Training a token takes this long, tau
     #[arg(long, value_name = "TIME", conflicts_with = "calibrate")]
     train: Option<f64>,
-    /// Most sequences in progress on a generator
+    /// Most sequences in progress on a generator of a pipeline; by turns each has its share of the phase at once
     #[arg(long, value_name = "H", conflicts_with = "calibrate")]
     slots: Option<usize>,
     /// Measure a model on this machine in place of --decode and --train: seconds, for one such machine an accelerator

@@ -41,7 +41,11 @@ pub fn torch(spec: &Spec, folder: Option<&Path>) -> Result<WithCritic<Policy>> {
     let critic = || {
         let own = Some(spec.learn.critic.path.as_path()).filter(|path| !path.as_os_str().is_empty());
         let start = own.unwrap_or(&spec.model.path).to_owned();
-        load(&critics(folder).unwrap_or(start), ValueHead::Present)
+        let named = |e: Error| match own {
+            Some(path) if folder.is_none() => Error::config("learn.critic.path", path.display(), e.to_string()),
+            _ => e,
+        };
+        load(&critics(folder).unwrap_or(start), ValueHead::Present).map_err(named)
     };
     WithCritic::open(spec, || load(folder.unwrap_or(&spec.model.path), head), critic)
 }

@@ -11,6 +11,13 @@ use crate::error::{Error, Result};
 pub(super) fn check(reference: &Reference) -> Result<()> {
     let Reference { kl_coef, target_kl, refresh_steps, .. } = *reference;
     not_negative("learn.reference.kl_coef", kl_coef)?;
+    if !(kl_coef as f32).is_finite() {
+        return Err(Error::config(
+            "learn.reference.kl_coef",
+            format!("{kl_coef:e}"),
+            "a number that single precision holds",
+        ));
+    }
     not_negative("learn.reference.target_kl", target_kl)?;
     let off = "needs a learn.reference.kl_coef above 0: without it there is no reference; allowed: 0";
     if kl_coef == 0.0 && target_kl > 0.0 {
@@ -18,6 +25,10 @@ pub(super) fn check(reference: &Reference) -> Result<()> {
     }
     if kl_coef == 0.0 && refresh_steps > 0 {
         return Err(Error::config("learn.reference.refresh_steps", refresh_steps, off));
+    }
+    if kl_coef == 0.0 && !reference.path.as_os_str().is_empty() {
+        let why = "needs a learn.reference.kl_coef above 0: without it there is no reference; leave it out";
+        return Err(Error::config("learn.reference.path", reference.path.display(), why));
     }
     Ok(())
 }
@@ -54,6 +65,8 @@ mod tests {
             (".kl_coef=-1", "kl_coef = -1: a number from 0 up"),
             (".kl_coef=inf", "kl_coef = inf: a number from 0 up"),
             (".kl_coef=nan", "kl_coef = NaN: a number from 0 up"),
+            (".kl_coef=1e39", "kl_coef = 1e39: a number that single precision holds"),
+            (".path=x", "path = x: needs a learn.reference.kl_coef above 0: without it there is no reference; leave it out"),
             (".kl_in=advantage", "kl_in = \"advantage\": `advantage` is not allowed; allowed: `loss`, `reward`"),
             (".kl_estimator=k4", "kl_estimator = \"k4\": `k4` is not allowed; allowed: `k1`, `k2`, `k3`"),
             ("={kl_coef=0.1,target_kl=-0.5}", "target_kl = -0.5: a number from 0 up"),

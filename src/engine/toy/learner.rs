@@ -33,6 +33,8 @@ pub struct ToyLearner {
     /// From the reference policy, in the last step.
     drift: Drift,
     open: Option<Open>,
+    /// The batch of a step that failed.
+    failed: Vec<Rollout>,
 }
 
 impl ToyLearner {
@@ -56,6 +58,7 @@ impl ToyLearner {
             held: None,
             drift,
             open: None,
+            failed: Vec::new(),
         }
     }
 
@@ -73,6 +76,18 @@ impl ToyLearner {
     pub fn recall(&mut self, before: &[Metrics]) {
         self.taking.recall(&self.learning, before);
         self.drift = Drift::after(before);
+    }
+
+    /// Why a step's gradient or weights may not be published, where they may not.
+    fn lost(&self, metrics: &Metrics) -> Option<String> {
+        if !metrics.grad_norm.is_finite() {
+            return Some(format!("the norm of its gradient is {}", metrics.grad_norm));
+        }
+        let mut weights = self.weights.logits.iter().chain(self.weights.values.iter());
+        let broken = weights.any(|weight| !weight.is_finite());
+        broken.then(|| {
+            format!("its weights are not finite after an update at learning rate {}: the run has diverged", metrics.lr)
+        })
     }
 
     /// What it remembers besides its weights.
@@ -249,8 +264,16 @@ impl Learner for ToyLearner {
         let left_out = kept::left_out(&self.learning, &open.batch);
         let mut metrics = Metrics { step: open.step, slots: open.slots, micro_batch_tokens, left_out, ..metrics };
         self.update(mem::take(&mut open.gradient), open.tally.computed(), &mut metrics);
+        if let Some(why) = self.lost(&metrics) {
+            self.failed = open.batch;
+            return Err(Fault::new("train", format!("step {}: {why}", metrics.step)));
+        }
         self.drift.see(&metrics);
         Ok(Some(Trained { batch: open.batch, metrics }))
+    }
+
+    fn abandon(&mut self) -> Vec<Rollout> {
+        mem::take(&mut self.failed)
     }
 
     fn weights(&mut self) -> Result<ToyWeights, Fault> {

@@ -454,3 +454,13 @@ fn a_run_pauses_on_a_low_ess() {
     assert!(!on_policy.paused && !on_policy.skipped && on_policy.ess < 0.9, "{on_policy:?}");
     assert_eq!(train(&mut again, 6, of(6, 2, 3.0)).metrics.weights, on_policy.weights);
 }
+
+/// Catches weights that are no numbers and are published, and a batch that is lost with the step.
+#[test]
+fn a_step_that_loses_the_policy_is_an_error() {
+    let mut learner = learner(Learning { lr: 1e39, ..learning() });
+    learner.begin(1, batch()).unwrap();
+    let fault = (0..9).find_map(|_| learner.work().err()).unwrap();
+    assert!(fault.message.starts_with("step 1: its weights are not finite after an update"), "{fault}");
+    assert_eq!(learner.abandon().len(), 2);
+}

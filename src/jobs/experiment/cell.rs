@@ -63,9 +63,7 @@ impl Evaluation {
 /// # Errors
 /// A process that cannot be started, a disk that refuses, a signal. A run that fails is a result.
 pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -> Result<Row> {
-    if folder.exists() {
-        fs::remove_dir_all(folder).map_err(|e| Error::file(folder, e))?;
-    }
+    clear(folder)?;
     let log = PathBuf::from(format!("{}.log", folder.display()));
     log.parent().map_or(Ok(()), fs::create_dir_all).map_err(|e| Error::file(&log, e))?;
     let said = File::create(&log).map_err(|e| Error::file(&log, e))?;
@@ -98,6 +96,19 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
         outcome,
         curve: curve(&metrics),
     })
+}
+
+/// Removes the run that a cell left there. What is no run is not the experiment's, and stays.
+///
+/// # Errors
+/// A folder that holds something else, or a run that still goes on.
+fn clear(folder: &Path) -> Result<()> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    let run = RunFolder::view(folder).map_err(|_| Error::file(folder, "is in the way of a cell, and is no run: move it"))?;
+    let _lock = run.lock()?;
+    fs::remove_dir_all(folder).map_err(|e| Error::file(folder, e))
 }
 
 fn figures(printed: &str) -> Result<Figures, serde_json::Error> {
@@ -159,6 +170,21 @@ fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Catches a folder of somebody else's that is removed, and a run that is removed while it is written.
+    #[test]
+    fn only_a_run_that_is_over_is_cleared() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(place.path().join("run")).unwrap();
+        let lock = run.lock().unwrap();
+        assert!(clear(run.path()).unwrap_err().to_string().contains("another process is writing"));
+        drop(lock);
+        clear(run.path()).unwrap();
+        assert!(!run.path().exists());
+        fs::write(place.path().join("notes.txt"), "mine").unwrap();
+        assert!(clear(place.path()).unwrap_err().to_string().ends_with("is in the way of a cell, and is no run: move it"));
+        clear(&place.path().join("nothing")).unwrap();
+    }
 
     #[test]
     fn figures_are_the_summarys() {

@@ -6,6 +6,8 @@ use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Outcome, Results, Row};
 use crate::jobs::experiment::table::{Form, table};
 use crate::jobs::{print, say, signals};
+use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -52,6 +54,8 @@ pub fn experiment(options: &Options) -> Result<()> {
         design.check()?;
     }
     let cells = chosen(&design, design.all()?, &options.only)?;
+    apart(&design, &cells)?;
+    let _alone = alone(&path)?;
     let mut results = Results::open(&options.results.clone().unwrap_or_else(|| path.with_extension("jsonl")))?;
     let open: Vec<&Cell> = match options.work {
         Work::Missing => cells.iter().filter(|cell| results.of(cell).is_none()).collect(),
@@ -77,6 +81,36 @@ pub fn experiment(options: &Options) -> Result<()> {
         }
     }
     print(table(&design, &cells, &results, options.form))
+}
+
+/// Holds an experiment's file as long as its cells run: two at once would take each other's results, and each other's runs.
+///
+/// # Errors
+/// Another process has it.
+fn alone(path: &Path) -> Result<File> {
+    let file = File::open(path).map_err(|e| Error::file(path, e))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::file(path, "another process runs this experiment; wait for it, or stop it"))
+        }
+        // A file system without locks: who runs two there must see to it.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+/// Refuses values whose names make the same folder.
+fn apart(design: &Design, cells: &[Cell]) -> Result<()> {
+    let mut places = BTreeMap::new();
+    for cell in cells {
+        if let Some(other) = places.insert(folder_name(design, cell), cell) {
+            let why = format!(
+                "its folder would be that of {}: names may differ in letters, digits, and . _ -",
+                design.told(other)
+            );
+            return Err(Error::config("axis.value", design.told(cell), why));
+        }
+    }
+    Ok(())
 }
 
 /// A path, or a name on the shelf.
@@ -173,6 +207,14 @@ mod tests {
 
     #[test]
     fn a_cell_has_a_folder_of_its_own() {
+        let mut two = design();
+        two.axis[0].value[1].name = "a_b".to_owned();
+        let refused = apart(&two, &[cell(["a/b", "8"]), cell(["a_b", "8"])]).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("axis.value = loss=a_b lag=8 seed=1: its folder would be that of loss=a/b"),
+            "{refused}"
+        );
+        apart(&two, &[cell(["a/b", "8"]), cell(["a_b", "0"])]).unwrap();
         assert_eq!(folder_name(&design(), &cell(["a/b", "8"])), Path::new("loss=a_b,lag=8/seed-1"));
     }
 }

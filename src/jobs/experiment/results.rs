@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::jobs::experiment::design::Cell;
 use crate::kernel::mean::Mean;
 use serde::{Deserialize, Serialize};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use tidegate_operators::record::Metrics;
@@ -139,7 +140,9 @@ impl Results {
     /// # Errors
     /// A file that cannot be read, or a line that is no result.
     pub fn open(path: &Path) -> Result<Results> {
-        let text = match std::fs::read_to_string(path) {
+        // Known before the first cell has run for nothing.
+        path.parent().map_or(Ok(()), fs::create_dir_all).map_err(|e| Error::file(path, e))?;
+        let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(Error::file(path, e)),

@@ -107,6 +107,10 @@ impl std::fmt::Display for Responses {
 /// A million: longer responses are of another world.
 const MOST_TOKENS: f64 = 1e6;
 
+/// Beyond these numbers mean nothing: units of time, and steps.
+const MOST_TIME: f64 = 1e12;
+const MOST_LAG: u64 = 10_000;
+
 /// Plans and prints.
 ///
 /// # Errors
@@ -138,6 +142,13 @@ fn check(options: &Options) -> Result<()> {
     let at_least = [("--decode", speed.token), ("--decode", speed.least)];
     if let Some((flag, x)) = at_least.into_iter().find(|(_, x)| !(*x >= 0.0 && x.is_finite())) {
         return Err(Error::config(flag, x, "times from 0 up"));
+    }
+    let slow = [("--decode", speed.step), ("--decode", speed.token), ("--decode", speed.least), ("--train", speed.train)];
+    if let Some((flag, x)) = slow.into_iter().find(|(_, x)| *x > MOST_TIME) {
+        return Err(Error::config(flag, format!("{x:e}"), format!("at most {MOST_TIME:e}")));
+    }
+    if options.max_lag > MOST_LAG {
+        return Err(Error::config("--max-lag", options.max_lag, format!("at most {MOST_LAG} steps")));
     }
     for (flag, value, least, most) in [
         ("--accelerators", options.accelerators, 2, 100_000),
