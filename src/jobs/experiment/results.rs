@@ -100,8 +100,8 @@ pub fn curve(metrics: &[Metrics]) -> Vec<Point> {
             counted.for_each(|step| mean.add_times(of(step), weigh(step)));
             mean.value().map(rounded)
         };
-        let (rollouts_of, tokens_of): (fn(&Metrics) -> u64, fn(&Metrics) -> u64) =
-            (|step| step.rollouts, |step| step.tokens);
+        let rollouts_of: fn(&Metrics) -> u64 = |step| step.rollouts;
+        let tokens_of: fn(&Metrics) -> u64 = |step| step.tokens;
         rollouts += steps.iter().map(|step| step.rollouts).sum::<u64>();
         let norms = steps.iter().map(|step| step.grad_norm).filter(|norm| norm.is_finite());
         Some(Point {
