@@ -17,7 +17,7 @@
 //! | [`critic`] | the value loss with a bound, explained variance |
 //! | [`aggregation`] | how the tokens' losses become one number |
 //! | [`kl`] | estimates of the Kullback-Leibler divergence |
-//! | [`reference`] | what it costs to leave a reference policy, in the loss and in the reward |
+//! | [`mod@reference`] | what it costs to leave a reference policy, in the loss and in the reward |
 //! | [`ess`] | effective sample size, mergeable |
 //! | [`mean`] | a token-weighted mean, mergeable |
 //! | [`standard_error`] | a mean with its standard error |

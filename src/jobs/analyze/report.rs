@@ -80,7 +80,7 @@ pub struct Interval {
     pub lag_mean: Option<f64>,
     pub lag_max: Option<i64>,
     pub ess: Option<f64>,
-    /// As [`OffPolicy::reference_k3`].
+    /// As that of the whole run.
     pub reference_k3: Option<f64>,
     /// As those of the whole run.
     pub sizes: Vec<Size>,
