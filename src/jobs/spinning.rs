@@ -1,7 +1,7 @@
 //! How long libtorch's threads wait for each other before they sleep.
 //!
 //! libgomp's threads spin between two loops, 300,000 rounds unless told otherwise. Where other programs want the processors too, a thread that
-//! spins takes its partner's turn, and a small model's work, hundreds of loops a step, takes ten to fifty times as long. With 3,000 rounds a
+//! spins takes its partner's turn, and a small model's work, hundreds of loops a step, takes many times as long. With 3,000 rounds a
 //! quiet machine loses about 4 %. libgomp reads the number once, as the program is loaded, so the program begins anew with it.
 
 use std::env;
