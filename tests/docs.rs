@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tidegate::engine::critic::CriticModel;
 use tidegate::engine::spec::{KvAfterUpdate, Learning, LrSchedule};
+use tidegate::engine::torch::config::Family;
 use tidegate::jobs::sft::{SftSpec, StartModel};
 use tidegate::kernel::advantage::Advantage;
 use tidegate::kernel::aggregation::Aggregation;
@@ -23,7 +24,7 @@ use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, Whiten, ZeroVar
 use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::fit::TooLong;
-use tidegate::tasks::generated::Kind;
+use tidegate::tasks::generated::{Kind, Mix};
 use tidegate::tasks::spec::{CommandSpec, DataSpec, HttpSpec, Order as FileOrder, PromptAs, RewardSpec, TaskSpec};
 use tidegate_operators::plan::{Order, ShortBatch};
 use tidegate_operators::record::{Metrics, Reason, SealedStep, Status, Stop};
@@ -180,6 +181,7 @@ fn every_allowed_value_is_named() {
         ("## `[data]`", "order", expected::<FileOrder>("?")),
         ("## `[data]`", "too_long", expected::<TooLong>("?")),
         ("## `[[task]]`", "kind", expected::<Kind>("?")),
+        ("## `[model]` of a warm start", "family", expected::<Family>("?")),
         ("## `[curriculum]`", "kind", expected::<Draws>("?")),
         ("## `[reward]`", "kind", reward_kinds),
         ("## `[schedule]`", "kind", expected::<ScheduleKind>("?")),
@@ -212,6 +214,30 @@ fn every_allowed_value_is_named() {
         let row = row(&section(&page, "## `[learn]`"), "loss").unwrap().join(" ");
         assert!(fields.iter().all(|field| row.contains(field.as_str())), "docs/spec.md, loss: one of {fields:?} is missing");
     }
+}
+
+/// A row of the page of tasks: mean and deviation of the worked answers' tokens, one over the other, and the longest.
+fn lengths(kind: Kind) -> String {
+    let mix = Mix::new(&[TaskSpec::new(kind)]).unwrap();
+    let lengths: Vec<f64> = (0..2000).map(|index| mix.training(0, index).completion.len() as f64).collect();
+    let mean = lengths.iter().sum::<f64>() / 2000.0;
+    let deviation = (lengths.iter().map(|length| (length - mean).powi(2)).sum::<f64>() / 1999.0).sqrt();
+    let longest = lengths.iter().copied().fold(0.0, f64::max);
+    format!("| `{}` | {mean:.1} | {deviation:.1} | {:.2} | {longest} |", kind.name(), deviation / mean)
+}
+
+#[test]
+fn every_task_has_its_example_and_its_lengths() {
+    let page = page("docs/tasks.md");
+    for kind in Kind::ALL {
+        let row = lengths(kind);
+        assert!(page.lines().any(|line| line == row), "docs/tasks.md lacks {row}");
+        let example = page.lines().find(|line| line.starts_with(&format!("| `{}` | `", kind.name()))).unwrap();
+        let cells: Vec<&str> = example.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        let answer = kind.answer_in(cells[3]).unwrap();
+        assert!(!answer.is_empty() && cells[2].ends_with('='), "{example}");
+    }
+    assert!(!page.contains(&lengths(Kind::Sorting).replace("6.0", "6.1")));
 }
 
 /// What is wrong with the page of losses: a loss without a section, a section that lacks a part or shows other defaults.

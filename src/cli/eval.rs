@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
 
-    /// Answer held-out prompts of generated tasks: sorting, addition, expression
+    /// Answer held-out prompts of generated tasks: sorting, addition, expression, program
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', conflicts_with = "data", help_heading = "Prompts")]
     tasks: Vec<String>,
     /// Answer the prompts of a file, .jsonl or .parquet (data.file)

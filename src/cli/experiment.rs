@@ -10,6 +10,7 @@ Examples:
   tidegate experiment losses                      # data/experiments/losses.toml: what has no result yet
   tidegate experiment losses --table --markdown   # no run: the table of the results that are there
   tidegate experiment losses --only loss=ppo --only max_lag=8 --seeds 4,5
+  tidegate experiment sensitivity --only setting=demo --set learn.lr=5e-5 --set learn.lr=2e-4
   tidegate experiment mine.toml --again";
 
 /// Run the same specification under several settings and seeds, and compare what it comes to
@@ -29,6 +30,9 @@ pub struct Args {
     /// Only cells with this value; of one axis several may be named
     #[arg(long, value_name = "AXIS=VALUE")]
     only: Vec<String>,
+    /// Lay an assignment over every cell, as with run; several of one key are compared. It is one more axis, with its results beside the others
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
     /// Where the runs go [default: runs/experiments/NAME]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -52,6 +56,7 @@ impl Args {
             experiment: self.experiment,
             seeds: self.seeds,
             only: self.only,
+            sets: self.sets,
             output: self.output,
             results: self.results,
             work: match (self.again, self.table) {

@@ -84,6 +84,7 @@ pub struct StartModel {
     /// A Hugging Face folder; empty: a new model of the shape below.
     pub path: PathBuf,
     pub device: String,
+    pub family: Family,
     pub hidden_size: i64,
     pub intermediate_size: i64,
     pub layers: i64,
@@ -100,6 +101,7 @@ impl Default for StartModel {
         StartModel {
             path: PathBuf::new(),
             device: "cpu".into(),
+            family: Family::Qwen2,
             hidden_size: 128,
             intermediate_size: 384,
             layers: 4,
@@ -214,7 +216,7 @@ fn start(spec: &SftSpec, from: &Path) -> Result<Policy> {
         return Policy::load(from, &m.device, ValueHead::None);
     }
     let config = Config {
-        family: Family::Qwen2,
+        family: m.family,
         rope_scaling: RopeScaling::None,
         vocab_size: (SPECIAL.len() + m.alphabet.chars().count()) as i64,
         hidden_size: m.hidden_size,

@@ -8,12 +8,12 @@ use super::draw::{Draw, text_hash};
 use super::example::{Example, Slips};
 use super::item::Item;
 use super::spec::TaskSpec;
-use super::{addition, expression, sorting};
+use super::{addition, expression, program, sorting};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Every character of the generated tasks' prompts and completions.
-pub const ALPHABET: &str = "0123456789+-*=;>:ase";
+pub const ALPHABET: &str = "0123456789+-*=;>:asepbcdwhilf(){}!<";
 
 /// One prompt in this many is held out.
 pub const HELD_OUT_SHARE: u64 = 16;
@@ -31,10 +31,12 @@ pub enum Kind {
     Addition,
     /// A chain of operations on digits, rewritten step by step: 25 to 105 tokens.
     Expression,
+    /// A small program with a loop, run by hand: 8 to 250 tokens, mostly short, with a long tail.
+    Program,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Sorting, Kind::Addition, Kind::Expression];
+    pub const ALL: [Kind; 4] = [Kind::Sorting, Kind::Addition, Kind::Expression, Kind::Program];
 
     /// The name in specs, in the `task` column and in the rewards.
     pub fn name(self) -> &'static str {
@@ -42,6 +44,7 @@ impl Kind {
             Kind::Sorting => "sorting",
             Kind::Addition => "addition",
             Kind::Expression => "expression",
+            Kind::Program => "program",
         }
     }
 
@@ -49,12 +52,13 @@ impl Kind {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Smallest and largest size that a spec may ask for: digits, digits of each number, operations.
+    /// Smallest and largest size that a spec may ask for: digits, digits of each number, operations, variables.
     pub fn sizes(self) -> (u32, u32) {
         match self {
             Kind::Sorting => sorting::SIZES,
             Kind::Addition => addition::SIZES,
             Kind::Expression => expression::SIZES,
+            Kind::Program => program::SIZES,
         }
     }
 
@@ -64,6 +68,7 @@ impl Kind {
             Kind::Sorting => sorting::DEFAULT_SIZES,
             Kind::Addition => addition::DEFAULT_SIZES,
             Kind::Expression => expression::DEFAULT_SIZES,
+            Kind::Program => program::DEFAULT_SIZES,
         }
     }
 
@@ -73,15 +78,17 @@ impl Kind {
             Kind::Sorting => sorting::example(size, slips, draw),
             Kind::Addition => addition::example(size, slips, draw),
             Kind::Expression => expression::example(size, slips, draw),
+            Kind::Program => program::example(size, slips, draw),
         }
     }
 
-    /// How many prompts of the given size there are.
+    /// How many prompts of the given size there are; of `program`, at most.
     pub fn distinct(self, size: u32) -> f64 {
         match self {
             Kind::Sorting => sorting::distinct(size),
             Kind::Addition => addition::distinct(size),
             Kind::Expression => expression::distinct(size),
+            Kind::Program => program::distinct(size),
         }
     }
 
@@ -89,7 +96,7 @@ impl Kind {
     pub fn answer_in(self, completion: &str) -> Option<&str> {
         match self {
             Kind::Sorting => Some(completion),
-            Kind::Addition | Kind::Expression => completion.rsplit_once('>').map(|(_, answer)| answer),
+            Kind::Addition | Kind::Expression | Kind::Program => completion.rsplit_once('>').map(|(_, answer)| answer),
         }
     }
 }
@@ -255,13 +262,18 @@ mod tests {
         Mix::new(&Kind::ALL.map(TaskSpec::new)).unwrap()
     }
 
+    /// The mix that there was before there was another kind.
+    fn three() -> Mix {
+        Mix::new(&[Kind::Sorting, Kind::Addition, Kind::Expression].map(TaskSpec::new)).unwrap()
+    }
+
     /// The stream is part of a run's record: an older run's prompts must come again.
     #[test]
     fn the_streams_are_what_they_were() {
         let texts = |item: Item| format!("{} {}", item.text, item.answer);
-        let training: Vec<String> = (0..4).map(|index| texts(all().training(1, index))).collect();
+        let training: Vec<String> = (0..4).map(|index| texts(three().training(1, index))).collect();
         assert_eq!(training, ["a:711+701= 1412", "a:821+887= 1708", "e:4*0+9-9+1+3+2= 6", "e:7-1-6+4-3-1+3= 3"]);
-        let held_out: Vec<String> = (0..2).map(|index| texts(all().held_out(index))).collect();
+        let held_out: Vec<String> = (0..2).map(|index| texts(three().held_out(index))).collect();
         assert_eq!(held_out, ["s:5860507= 0055678", "a:1081+4500= 5581"]);
     }
 
@@ -369,6 +381,7 @@ mod tests {
             (Kind::Sorting, 6.0, 8, 1.111_1e8),
             (Kind::Addition, 30.6, 41, 8.181_8e7),
             (Kind::Expression, 61.7, 105, 4.863_16e10),
+            (Kind::Program, 41.0, 249, 3.061_2e13),
         ] {
             let (found_mean, found_longest, found_prompts) = of(kind);
             assert!((found_mean - mean).abs() < 0.04 * mean, "{kind:?}: {found_mean}");
@@ -392,6 +405,6 @@ mod tests {
         let message = refused(TaskSpec { max_size: Some(33), ..sorting });
         assert_eq!(message, "task[0].max_size = 33: sorting has sizes 2 to 32");
         let message = Mix::new(&[]).unwrap_err().to_string();
-        assert!(message.contains("sorting, addition, expression"), "{message}");
+        assert!(message.contains("sorting, addition, expression, program"), "{message}");
     }
 }

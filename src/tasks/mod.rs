@@ -6,7 +6,7 @@
 //! | [`item`] | one task text with its answer: what every source gives |
 //! | [`source`] | a run's prompts: the n-th is a function of n |
 //! | [`generated`] | tasks made here, in a training and a held-out half |
-//! | [`sorting`], [`addition`], [`expression`] | the generated tasks, short, medium and long; [`example`] what each gives |
+//! | [`sorting`], [`addition`], [`expression`], [`program`] | the generated tasks: short, medium, long, and with a long tail; [`example`] what each gives |
 //! | [`prompts`], [`table`], [`jsonl`], [`template`] | data sets of others: rows, where they lie, JSON Lines, chat templates (`messages` for them, `python_json` in them) |
 //! | [`fit`] | prompts that are too long |
 //! | [`reward`], [`number`] | what a completion is worth, by rule |
@@ -24,6 +24,7 @@ pub mod jsonl;
 mod messages;
 pub mod number;
 pub mod outside;
+pub mod program;
 pub mod prompts;
 mod python_json;
 pub mod reward;

@@ -237,7 +237,7 @@ mod tests {
             Reward::new(&spec).unwrap().score(&prompt(task, answer), "7").unwrap_err().to_string()
         };
         let message = error(RewardSpec::Task, "gsm8k", "7");
-        assert!(message.contains("\"gsm8k\"") && message.contains("sorting, addition, expression"), "{message}");
+        assert!(message.contains("\"gsm8k\"") && message.contains("sorting, addition, expression, program"), "{message}");
         assert_eq!(error(RewardSpec::Exact { after: None }, "data", " "), "prompt 3 has no answer to compare with");
         for answer in ["true", "1e400", "seven", "1 2"] {
             let message = error(RewardSpec::Numeric { after: None, tolerance: 0.0 }, "data", answer);

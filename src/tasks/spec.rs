@@ -12,13 +12,13 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskSpec {
-    /// `sorting`, `addition` or `expression`.
+    /// `sorting`, `addition`, `expression` or `program`.
     pub kind: Kind,
     /// Its share of the prompts, relative to the other tasks' weights.
     #[serde(default = "one")]
     pub weight: f64,
     /// Smallest and largest size, drawn uniformly: digits (`sorting`), digits of each number (`addition`), operations
-    /// (`expression`). The kind's own where left out.
+    /// (`expression`), variables (`program`). The kind's own where left out.
     pub min_size: Option<u32>,
     pub max_size: Option<u32>,
     /// How often worked answers make the task's typical mistake where they can, 0..=1: a teacher that is not perfect, for

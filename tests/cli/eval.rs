@@ -234,8 +234,8 @@ fn wrong_calls_name_key_value_and_what_is_right() {
     for (args, says) in [
         (&["nothing", "--tasks", "sorting"][..], "MODEL = nothing: no such folder; name a model's"),
         (&["toy.toml"], "MODEL = toy.toml: a specification is no model: tidegate eval [MODEL] --spec toy.toml"),
-        (&["."], "--tasks, --data, --spec = none: say what is to be answered: --tasks sorting,addition,expression"),
-        (&[".", "--tasks", "chess"], "--tasks = chess: no such task; allowed: sorting, addition, expression"),
+        (&["."], "--tasks, --data, --spec = none: say what is to be answered: --tasks sorting,addition,expression,program"),
+        (&[".", "--tasks", "chess"], "--tasks = chess: no such task; allowed: sorting, addition, expression, program"),
         (&[".", "--tasks", "sorting"], "it has no config.json: name a model's folder"),
         (&[".", "--tasks", "sorting", "--samples", "2", "--k", "4"], "--k = 4: at most --samples = 2: "),
         (&["--spec", "toy.toml", "--top-p", "1.5"], "generate.top_p = 1.5: a number above 0, at most 1"),

@@ -104,6 +104,32 @@ fn cells_are_run_once_and_told_together() {
     assert_eq!(results(dir.path()).len(), 8, "they took the place of those of other settings");
 }
 
+/// Catches an assignment that does not reach its run, two values of which one's results take the other's place or that of the cells
+/// without, and a time to a reward that stands for another setting.
+#[test]
+fn assignments_make_cells_of_their_own() {
+    let dir = workplace();
+    fs::write(dir.path().join("two.toml"), format!("reach = 0.0\n{DESIGN}")).unwrap();
+    let own = ["--only", "ends=well", "--only", "max_lag=0", "--seeds", "1", "--markdown"];
+    experiment(&dir, &own).ok();
+    let varied = [&own[..], &["--set", "batch.batch_size=4", "--set", "batch.batch_size=12"]].concat();
+    let ran = experiment(&dir, &varied).ok();
+    assert!(ran.err.contains("cells     2 of 2 to run\n"), "{}", ran.err);
+    let table = rows(&ran.out);
+    assert_eq!(table[0][..4], ["ends", "max_lag", "batch.batch_size", "runs"]);
+    assert_eq!([&table[1][2], &table[2][2]], ["4", "12"]);
+    assert_eq!(table[0][table[0].len() - 3..], ["reached 0", "s to 0", "rollouts to 0"]);
+    assert_eq!([&table[1], &table[2]].map(|row| [&row[row.len() - 3], &row[row.len() - 1]]), [["1 of 1", "12"], ["1 of 1", "36"]]);
+    let kept = results(dir.path());
+    let trained: Vec<u64> = kept.iter().map(|row| row["outcome"]["done"]["trained_rollouts"].as_u64().unwrap()).collect();
+    assert_eq!(trained, [24, 12, 36]);
+    assert!(kept.iter().all(|row| row["first_s"].as_f64().is_some_and(|seconds| (0.0..60.0).contains(&seconds))));
+    assert!(dir.path().join("runs/experiments/two/ends=well,max_lag=0,batch.batch_size=12/seed-1/spec.toml").exists());
+    let again = experiment(&dir, &varied).ok();
+    assert!(again.err.contains("cells     0 of 2 to run\n"), "{}", again.err);
+    experiment(&dir, &["--set", "batch.batch_size"]).refused(2, &["--set = batch.batch_size: KEY=VALUE"]);
+}
+
 /// Catches a result of half a cell, and results that are lost with the cell that was interrupted.
 #[test]
 fn an_interrupted_experiment_goes_on() {

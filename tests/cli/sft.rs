@@ -55,6 +55,20 @@ fn from_nothing_and_from_a_folder() {
     assert_eq!(left, BTreeSet::from(["new", "runs", "sft.toml", "spec.toml", "warm"].map(Into::into)));
 }
 
+/// Catches a family that is not the one asked for, and one that a run does not load.
+#[test]
+fn a_new_model_is_of_the_family_asked_for() {
+    let dir = sft_place();
+    for family in ["llama", "qwen3"] {
+        sft(&dir, &["steps=1", &format!("output={family}"), &format!("model.family={family}")]).ok();
+        let config = fs::read_to_string(dir.path().join(family).join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        assert_eq!(config["model_type"], family);
+        run(&dir, &["steps=1", &format!("model.path={family}"), &format!("output=runs/{family}")]).ok();
+    }
+    sft(&dir, &["output=other", "model.family=gpt"]).refused(2, &["model.family = \"gpt\"", "`qwen3`"]);
+}
+
 /// Catches a model that is written over.
 #[test]
 fn an_output_that_exists_is_refused() {

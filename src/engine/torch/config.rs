@@ -6,6 +6,7 @@ use crate::engine::text_file;
 use crate::engine::torch::keys::{Keys, refuse_unsupported, unknown};
 use crate::engine::torch::rope::RopeScaling;
 use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -16,7 +17,8 @@ const WIDEST_HEAD: i64 = 1024;
 const FOLDER: &str = "a model's folder: config.json, model.safetensors, tokenizer.json";
 
 /// A family of models: the same forward pass with different switches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Family {
     Llama,
     /// Llama with biases on queries, keys and values.

@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(choose(|options| options.prompts = Some(5)).2, 5);
         assert_eq!(choose(|options| options.sets.push("eval.prompts=0".to_owned())).2, 768);
         let wrong = Subject::choose(&Options { tasks: vec!["chess".to_owned()], ..options(Some(run.path())) });
-        assert_eq!(said(wrong), "--tasks = chess: no such task; allowed: sorting, addition, expression");
+        assert_eq!(said(wrong), "--tasks = chess: no such task; allowed: sorting, addition, expression, program");
     }
 
     #[test]

@@ -80,7 +80,8 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
     if let Some(signal) = interrupt.signal() {
         return Err(Error::Signal(signal));
     }
-    let metrics = RunFolder::view(folder).and_then(|folder| store::metrics(&folder)).unwrap_or_default();
+    let view = RunFolder::view(folder);
+    let metrics = view.as_ref().ok().and_then(|folder| store::metrics(folder).ok()).unwrap_or_default();
     let outcome = if exit == 0 {
         Outcome::Done(figures(&printed).map_err(|e| Error::file(&log, format!("the run's summary: {e}")))?)
     } else {
@@ -88,12 +89,14 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
     };
     Ok(Row {
         at: cell.at.clone(),
+        added: cell.added.clone(),
         seed: cell.seed,
         settings: cell.settings.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: machine(),
         seconds: (started.elapsed().as_secs_f64() * 10.0).round() / 10.0,
         outcome,
+        first_s: view.ok().and_then(|folder| first_s(&folder)),
         curve: curve(&metrics),
     })
 }
@@ -120,6 +123,13 @@ fn figures(printed: &str) -> Result<Figures, serde_json::Error> {
         success_greedy: after.as_ref().and_then(|answers| answers.greedy.rate()),
         ..figures
     })
+}
+
+/// From the first admission to the end of the first step, seconds.
+fn first_s(folder: &RunFolder) -> Option<f64> {
+    let first = store::steps(folder).ok()?.next()?.ok()?;
+    let admitted = first.rollouts.iter().map(|rollout| rollout.group.admitted_ns).min()?;
+    Some((first.footer.metrics?.finished_ns - admitted) as f64 / 1e9)
 }
 
 /// Waits for a run's end: its exit code, or 128 and the signal that ended it, and what it printed. A signal to the experiment is

@@ -18,6 +18,12 @@ pub struct Design {
     pub set: Vec<String>,
     pub seeds: Vec<u64>,
     pub axis: Vec<Axis>,
+    /// A mean reward: the table has the time and the rollouts to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reach: Option<f64>,
+    /// Axes that no file has, by name ([`vary`](Design::vary)). They are the last ones.
+    #[serde(skip)]
+    pub added: Vec<String>,
 }
 
 /// One thing that differs between cells.
@@ -41,6 +47,8 @@ pub struct Value {
 pub struct Cell {
     /// The value's name on each axis, in the axes' order.
     pub at: Vec<String>,
+    /// Which axes are not the file's.
+    pub added: Vec<String>,
     pub seed: u64,
     /// All its assignments, the seed's among them.
     pub sets: Vec<String>,
@@ -76,6 +84,28 @@ impl Design {
         Ok(cells)
     }
 
+    /// Adds an axis for each key of `assignments`, each `KEY=VALUE`, with all values that it is given there, laid over all else.
+    ///
+    /// # Errors
+    /// An assignment that is none, or of a key that the experiment or its axes own.
+    pub fn vary(&mut self, assignments: &[String]) -> Result<()> {
+        let own = self.axis.len();
+        for set in assignments {
+            let parts = set.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
+            let Some((key, value)) = parts.filter(|(key, value)| !key.is_empty() && !value.is_empty()) else {
+                let reason = "KEY=VALUE, as of a run; values of the same key are compared";
+                return Err(Error::config("--set", set, reason));
+            };
+            let value = Value { name: value.to_owned(), set: vec![set.clone()] };
+            match self.axis[own..].iter_mut().find(|axis| axis.name == key) {
+                Some(axis) => axis.value.push(value),
+                None => self.axis.push(Axis { name: key.to_owned(), value: vec![value] }),
+            }
+        }
+        self.added = self.axis[own..].iter().map(|axis| axis.name.clone()).collect();
+        self.check()
+    }
+
     /// Whether all that it says by itself can be.
     ///
     /// # Errors
@@ -106,6 +136,9 @@ impl Design {
                 return Err(Error::config(key, values.join(", "), "at least one, each with a name of its own"));
             }
         }
+        if let Some(reach) = self.reach.filter(|reach| !reach.is_finite()) {
+            return Err(Error::config("reach", reach, "a mean reward, for example 0.75"));
+        }
         let sets = self.axis.iter().flat_map(|axis| &axis.value).flat_map(|value| &value.set).chain(&self.set);
         let owned = |set: &str| set.split_once('=').is_some_and(|(key, _)| matches!(key.trim(), "seed" | "output"));
         match sets.into_iter().find(|set| owned(set)) {
@@ -131,7 +164,7 @@ impl Design {
                 hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
             }
             let settings = hash.finalize().to_hex()[..16].to_owned();
-            Cell { at: at.clone(), seed, sets, settings }
+            Cell { at: at.clone(), added: self.added.clone(), seed, sets, settings }
         };
         self.seeds.iter().flat_map(|&seed| rows.iter().map(move |row| cell(seed, row))).collect()
     }
@@ -173,6 +206,42 @@ mod tests {
         assert_eq!(design("base='b'\nseeds=[1]\n").cells(base).len(), 1);
     }
 
+    /// Catches an axis that the file's hide, values of one key that become axes of their own, and assignments that do not come last.
+    #[test]
+    fn assignments_from_outside_are_axes() {
+        let mut two = design(TWO);
+        two.vary(&["learn.lr=2.0", "batch.group_size = 4", "learn.lr=3.0"].map(str::to_owned)).unwrap();
+        let cells = two.cells("");
+        assert_eq!((cells.len(), two.added.as_slice()), (16, &["learn.lr".to_owned(), "batch.group_size".to_owned()][..]));
+        assert_eq!(two.told(&cells[3]), "lag=0 lr=high learn.lr=3.0 batch.group_size=4 seed=5");
+        let sets = ["steps=3", "schedule.max_lag=0", "learn.lr=1.0", "learn.warmup_steps=0", "learn.lr=3.0", "batch.group_size = 4", "seed=5"];
+        assert_eq!((cells[3].sets.as_slice(), &cells[3].added), (&sets.map(str::to_owned)[..], &two.added));
+        for (set, message) in [
+            ("lr", "--set = lr: KEY=VALUE, as of a run"),
+            ("lr=", "--set = lr=: KEY=VALUE, as of a run"),
+            ("lr=low", "axis.name = lag, lr, lr: each axis has a name of its own"),
+            ("seed=4", "set = seed=4: the experiment sets seed and output itself"),
+        ] {
+            let refused = design(TWO).vary(&[set.to_owned()]).unwrap_err().to_string();
+            assert!(refused.starts_with(message), "{refused}");
+        }
+        let twice = design(TWO).vary(&["steps=3", "steps=3"].map(str::to_owned)).unwrap_err().to_string();
+        assert!(twice.starts_with("axis.value of steps = 3, 3: at least one, each with a name of its own"), "{twice}");
+    }
+
+    /// Catches an experiment of this repository that a change of keys has broken, long before anybody runs it.
+    #[test]
+    fn those_of_this_repository_can_be_run() {
+        let folder = Path::new("data/experiments");
+        let names = crate::durable::names(folder).unwrap();
+        let files: Vec<&String> = names.iter().filter(|name| name.ends_with(".toml")).collect();
+        assert!(files.len() > 4, "{files:?}");
+        for file in files {
+            let cells = Design::load(&folder.join(file)).and_then(|design| design.all());
+            assert!(cells.as_ref().is_ok_and(|cells| cells.len() > 1), "{file}: {cells:?}");
+        }
+    }
+
     #[test]
     fn what_is_no_experiment_is_refused_by_key() {
         for (text, message) in [
@@ -181,6 +250,7 @@ mod tests {
             ("base='b'\nseeds=[1,1]", "seeds = [1, 1]: at least one, each once"),
             ("base='b'\nseeds=[1]\nset=['seed = 3']", "set = seed = 3: the experiment sets seed and output itself"),
             ("base='b'\nseeds=[1]\n[[axis]]\nname='a'", "axis.value of a = : at least one"),
+            ("base='b'\nseeds=[1]\nreach=inf", "reach = inf: a mean reward"),
             ("base='b'\nseeds=[1]\n[[axis]]\nvalue=[{name='x'}]", "axis.name = : each axis has a name"),
             (
                 "base='b'\nseeds=[1]\n[[axis]]\nname='a'\nvalue=[{name='x'},{name='x'}]",

@@ -20,6 +20,8 @@ pub struct Options {
     pub seeds: Vec<u64>,
     /// Only cells with these values, `AXIS=VALUE`.
     pub only: Vec<String>,
+    /// Axes beside the experiment's own, `KEY=VALUE` each value.
+    pub sets: Vec<String>,
     /// Where the runs go; None: `runs/experiments/NAME`.
     pub output: Option<PathBuf>,
     /// Where the results are kept; None: beside the experiment's file.
@@ -53,6 +55,7 @@ pub fn experiment(options: &Options) -> Result<()> {
         design.seeds.clone_from(&options.seeds);
         design.check()?;
     }
+    design.vary(&options.sets)?;
     let cells = chosen(&design, design.all()?, &options.only)?;
     apart(&design, &cells)?;
     let _alone = alone(&path)?;
@@ -187,7 +190,8 @@ mod tests {
     }
 
     fn cell(at: [&str; 2]) -> Cell {
-        Cell { at: at.map(str::to_owned).into(), seed: 1, sets: Vec::new(), settings: String::new() }
+        let at = at.map(str::to_owned).into();
+        Cell { at, added: Vec::new(), seed: 1, sets: Vec::new(), settings: String::new() }
     }
 
     /// Values of one axis are alternatives, axes narrow each other.

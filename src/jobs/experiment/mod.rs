@@ -2,10 +2,11 @@
 //! so that it goes on where it stopped.
 //!
 //! * [`design`] which cells there are; [`cell`] runs one; [`results`] keeps what it came to; [`table`] means and deviations;
-//!   [`job`] all of them in turn.
+//!   [`reached`] when a run got to a reward; [`job`] all of them in turn.
 
 pub mod cell;
 pub mod design;
 pub mod job;
+pub mod reached;
 pub mod results;
 pub mod table;

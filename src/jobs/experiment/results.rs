@@ -15,6 +15,9 @@ use tidegate_operators::record::Metrics;
 pub struct Row {
     /// The value's name on each axis.
     pub at: Vec<String>,
+    /// Names of the axes that were not the experiment's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<String>,
     pub seed: u64,
     /// Hash of the cell's settings: a result of others is not the cell's.
     pub settings: String,
@@ -25,6 +28,10 @@ pub struct Row {
     /// Wall time of the whole run, evaluations included, seconds.
     pub seconds: f64,
     pub outcome: Outcome,
+    /// From the first admission to the end of the first step, seconds; None where the log has no first step, or the result is of an
+    /// earlier version.
+    #[serde(default)]
+    pub first_s: Option<f64>,
     /// Over the run, at most [`POINTS`] points.
     pub curve: Vec<Point>,
 }
@@ -64,7 +71,7 @@ pub struct Figures {
 }
 
 /// The steps from the last point to `step`, this one included.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     pub step: u64,
     /// From the end of the first step to that of this one.
@@ -164,7 +171,7 @@ impl Results {
     /// # Errors
     /// A disk that refuses.
     pub fn keep(&mut self, row: Row) -> Result<()> {
-        self.rows.retain(|old| old.at != row.at || old.seed != row.seed);
+        self.rows.retain(|old| old.at != row.at || old.added != row.added || old.seed != row.seed);
         self.rows.push(row);
         let mut lines = String::new();
         for row in &self.rows {
@@ -182,18 +189,20 @@ mod tests {
     fn row(at: &str, seed: u64, settings: &str) -> Row {
         Row {
             at: vec![at.to_owned()],
+            added: Vec::new(),
             seed,
             settings: settings.to_owned(),
             version: "0".to_owned(),
             machine: "m".to_owned(),
             seconds: 1.5,
             outcome: Outcome::Failed { exit: 1, error: "error: x".to_owned() },
+            first_s: None,
             curve: Vec::new(),
         }
     }
 
     fn cell(at: &str, seed: u64, settings: &str) -> Cell {
-        Cell { at: vec![at.to_owned()], seed, sets: Vec::new(), settings: settings.to_owned() }
+        Cell { at: vec![at.to_owned()], added: Vec::new(), seed, sets: Vec::new(), settings: settings.to_owned() }
     }
 
     /// Catches a result of other settings that is taken for the cell's, and one that stays beside its successor.
@@ -211,6 +220,13 @@ mod tests {
         assert_eq!(read.rows.len(), 2);
         assert_eq!(read.of(&cell("a", 1, "s")), None);
         assert!(read.of(&cell("a", 1, "new")).is_some() && read.of(&cell("b", 1, "new")).is_none());
+
+        // The same values of axes that were added are of other cells.
+        for key in ["steps", "learn.lr"] {
+            results.keep(Row { added: vec![key.to_owned()], settings: key.to_owned(), ..row("a", 1, "") }).unwrap();
+        }
+        let read = Results::open(&path).unwrap();
+        assert!(["steps", "learn.lr", "new"].iter().all(|settings| read.of(&cell("a", 1, settings)).is_some()));
 
         std::fs::write(&path, "\n{\"at\": 3}\n").unwrap();
         let refused = Results::open(&path).unwrap_err().to_string();

@@ -1,6 +1,7 @@
 //! What an experiment came to: a row for each setting, means and deviations over its seeds.
 
 use crate::jobs::experiment::design::{Cell, Design};
+use crate::jobs::experiment::reached::reached;
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -38,13 +39,15 @@ pub enum Form {
     Markdown,
 }
 
-/// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more.
+/// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more. Of a design that
+/// has a reward to reach, the last columns are how many runs reached it, and when those did.
 pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
     let mut table = Table::new();
     table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
     let axes = design.axis.iter().map(|axis| axis.name.clone());
     let columns = ["runs", "failed"].into_iter().chain(COLUMNS.iter().map(|column| column.name)).map(str::to_owned);
-    table.set_header(axes.chain(columns).collect::<Vec<_>>());
+    let reach = design.reach.into_iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
+    table.set_header(axes.chain(columns).chain(reach).collect::<Vec<_>>());
     for column in table.column_iter_mut().skip(design.axis.len()) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -56,6 +59,7 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
         line.push(rows.len().to_string());
         line.push((rows.len() - done.len()).to_string());
         line.extend(COLUMNS.iter().map(|column| told(column, &done)));
+        line.extend(design.reach.into_iter().flat_map(|reward| when(&rows, reward)));
         table.add_row(line);
     }
     table
@@ -68,14 +72,27 @@ fn figures(row: &Row) -> Option<&Figures> {
     }
 }
 
+/// How many runs reached a reward, the seconds that those took, and the rollouts. A run that failed afterwards reached it all the same.
+fn when(rows: &[&Row], reward: f64) -> [String; 3] {
+    let there: Vec<_> = rows.iter().filter_map(|row| reached(row, reward)).collect();
+    let seconds: Vec<f64> = there.iter().filter_map(|reached| reached.seconds).collect();
+    let rollouts: Vec<f64> = there.iter().map(|reached| reached.rollouts).collect();
+    let of = format!("{} of {}", there.len(), rows.len());
+    [of, written(&seconds, Unit::Digits(1)), written(&rollouts, Unit::Digits(0))]
+}
+
 /// `mean ± deviation` over the runs that have the number.
 fn told(column: &Column, done: &[&Figures]) -> String {
     let values: Vec<f64> = done.iter().filter_map(|figures| (column.of)(figures)).collect();
-    let (factor, digits) = match column.unit {
+    written(&values, column.unit)
+}
+
+fn written(values: &[f64], unit: Unit) -> String {
+    let (factor, digits) = match unit {
         Unit::Percent => (100.0, 1),
         Unit::Digits(digits) => (1.0, digits),
     };
-    let Some((mean, deviation)) = mean_and_deviation(&values) else { return "-".to_owned() };
+    let Some((mean, deviation)) = mean_and_deviation(values) else { return "-".to_owned() };
     let mean = format!("{:.digits$}", factor * mean);
     deviation.map_or_else(|| mean.clone(), |deviation| format!("{mean} ± {:.digits$}", factor * deviation))
 }
@@ -91,6 +108,7 @@ fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobs::experiment::reached::tests::row;
 
     /// Catches a deviation over n, one of a single run, and a failed run's numbers in a mean.
     #[test]
@@ -102,5 +120,37 @@ mod tests {
         let (a, b, none) = (figures(Some(0.5)), figures(Some(0.75)), figures(None));
         assert_eq!(told(&COLUMNS[0], &[&a, &none, &b]), "62.5 ± 17.7");
         assert_eq!((told(&COLUMNS[0], &[&a]), told(&COLUMNS[0], &[&none])), ("50.0".to_owned(), "-".to_owned()));
+    }
+
+    /// A run whose reward rises by 0.1 a second from `start`, by 10 rollouts each, and that has its first step after 2 s.
+    fn rising(start: f64) -> Row {
+        let points: Vec<_> = (0..5).map(|i| (i as f64, 10 * (i + 1), Some(start + 0.1 * i as f64))).collect();
+        row(Some(2.0), &points)
+    }
+
+    /// Running means of the first: 0.2 at 4 s and 30 rollouts, 0.3 a second later, 0.4; of the second 0.1 less; of the third 0.6 less.
+    #[test]
+    fn times_to_a_reward_are_of_those_that_reach_it() {
+        let failed = Outcome::Failed { exit: 1, error: String::new() };
+        let rows = [rising(0.1), Row { outcome: failed, ..rising(0.0) }, rising(-0.5)];
+        let rows: Vec<&Row> = rows.iter().collect();
+        assert_eq!(when(&rows, 0.25), ["2 of 3", "5.0 ± 0.7", "40 ± 7"]);
+        assert_eq!(when(&rows, 0.35), ["1 of 3", "5.5", "45"]);
+        assert_eq!(when(&rows, 0.5), ["0 of 3", "-", "-"]);
+    }
+
+    /// Catches columns that stand under the wrong heads.
+    #[test]
+    fn a_reward_to_reach_has_columns() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut results = Results::open(&folder.path().join("x.jsonl")).unwrap();
+        results.keep(rising(0.1)).unwrap();
+        let cell = Cell { at: Vec::new(), added: Vec::new(), seed: 1, sets: Vec::new(), settings: String::new() };
+        let design = Design { seeds: vec![1], reach: Some(0.35), ..Design::default() };
+        let text = table(&design, &[cell], &results, Form::Markdown).to_string();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
+        let last = |line: usize| lines[line][lines[line].len() - 4..lines[line].len() - 1].to_vec();
+        assert_eq!(last(0), ["reached 0.35", "s to 0.35", "rollouts to 0.35"]);
+        assert_eq!(last(2), ["1 of 1", "5.5", "45"]);
     }
 }
