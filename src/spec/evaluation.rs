@@ -73,7 +73,10 @@ mod tests {
             ("generate.slots=0", "generate.slots = 0: at least 1, at most 16777216"),
             ("generate.max_tokens=0", "generate.max_tokens = 0: at least 1 token"),
             ("eval.prompts=0", "eval.prompts = 0: at least 1, at most 16777216"),
-            ("task=[]", "task = []: at least one [[task]] is needed, with kind = one of sorting, addition, expression, program"),
+            (
+                "task=[]",
+                "task = []: at least one [[task]] is needed, with kind = one of sorting, addition, expression, program",
+            ),
             ("data={file='a.jsonl',system='x'}", "data.system = x: a system message needs data.prompt_as = \"user\""),
         ] {
             assert_eq!(refused(&[set]), message);

@@ -18,7 +18,7 @@ pub struct TaskSpec {
     #[serde(default = "one")]
     pub weight: f64,
     /// Smallest and largest size, drawn uniformly: digits (`sorting`), digits of each number (`addition`), operations
-    /// (`expression`), variables (`program`). The kind's own where left out.
+    /// (`expression`), tens of what its loop goes on to (`program`). The kind's own where left out.
     pub min_size: Option<u32>,
     pub max_size: Option<u32>,
     /// How often worked answers make the task's typical mistake where they can, 0..=1: a teacher that is not perfect, for

@@ -119,7 +119,10 @@ fn assignments_make_cells_of_their_own() {
     assert_eq!(table[0][..4], ["ends", "max_lag", "batch.batch_size", "runs"]);
     assert_eq!([&table[1][2], &table[2][2]], ["4", "12"]);
     assert_eq!(table[0][table[0].len() - 3..], ["reached 0", "s to 0", "rollouts to 0"]);
-    assert_eq!([&table[1], &table[2]].map(|row| [&row[row.len() - 3], &row[row.len() - 1]]), [["1 of 1", "12"], ["1 of 1", "36"]]);
+    assert_eq!(
+        [&table[1], &table[2]].map(|row| [&row[row.len() - 3], &row[row.len() - 1]]),
+        [["1 of 1", "12"], ["1 of 1", "36"]]
+    );
     let kept = results(dir.path());
     let trained: Vec<u64> = kept.iter().map(|row| row["outcome"]["done"]["trained_rollouts"].as_u64().unwrap()).collect();
     assert_eq!(trained, [24, 12, 36]);

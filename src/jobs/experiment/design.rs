@@ -214,7 +214,15 @@ mod tests {
         let cells = two.cells("");
         assert_eq!((cells.len(), two.added.as_slice()), (16, &["learn.lr".to_owned(), "batch.group_size".to_owned()][..]));
         assert_eq!(two.told(&cells[3]), "lag=0 lr=high learn.lr=3.0 batch.group_size=4 seed=5");
-        let sets = ["steps=3", "schedule.max_lag=0", "learn.lr=1.0", "learn.warmup_steps=0", "learn.lr=3.0", "batch.group_size = 4", "seed=5"];
+        let sets = [
+            "steps=3",
+            "schedule.max_lag=0",
+            "learn.lr=1.0",
+            "learn.warmup_steps=0",
+            "learn.lr=3.0",
+            "batch.group_size = 4",
+            "seed=5",
+        ];
         assert_eq!((cells[3].sets.as_slice(), &cells[3].added), (&sets.map(str::to_owned)[..], &two.added));
         for (set, message) in [
             ("lr", "--set = lr: KEY=VALUE, as of a run"),

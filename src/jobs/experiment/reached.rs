@@ -20,12 +20,7 @@ pub struct Reached {
 /// Points without a reward are passed over. None where it never did.
 pub fn reached(row: &Row, reward: f64) -> Option<Reached> {
     let told: Vec<(&Point, f64, u64)> = weighed(&row.curve).collect();
-    let mean = |window: &[(&Point, f64, u64)]| {
-        let mut mean = Mean::default();
-        window.iter().for_each(|(_, reward, rollouts)| mean.add_times(*reward, *rollouts));
-        Some((window.last()?.0, mean.value()?))
-    };
-    let means: Vec<(&Point, f64)> = told.windows(WINDOW).filter_map(mean).collect();
+    let means: Vec<(&Point, f64)> = told.windows(WINDOW).filter_map(running).collect();
     let place = means.iter().position(|(_, mean)| *mean >= reward)?;
     let (point, mean) = means[place];
     // At once: at the end of the first window.
@@ -38,6 +33,13 @@ pub fn reached(row: &Row, reward: f64) -> Option<Reached> {
         seconds: row.first_s.map(|first| first + between(before.seconds, point.seconds)),
         rollouts: between(before.rollouts as f64, point.rollouts as f64),
     })
+}
+
+/// The last point of a window, and the mean over its rollouts.
+fn running<'a>(window: &[(&'a Point, f64, u64)]) -> Option<(&'a Point, f64)> {
+    let mut mean = Mean::default();
+    window.iter().for_each(|(_, reward, rollouts)| mean.add_times(*reward, *rollouts));
+    Some((window.last()?.0, mean.value()?))
 }
 
 /// Points that have a reward, with it and how many rollouts it is of.
@@ -57,7 +59,8 @@ pub(super) mod tests {
 
     /// A run with these points: `(seconds, rollouts until here, reward)`.
     pub(in crate::jobs::experiment) fn row(first_s: Option<f64>, points: &[(f64, u64, Option<f64>)]) -> Row {
-        let point = |&(seconds, rollouts, reward): &(f64, u64, Option<f64>)| Point { seconds, rollouts, reward, ..Point::default() };
+        let point =
+            |&(seconds, rollouts, reward): &(f64, u64, Option<f64>)| Point { seconds, rollouts, reward, ..Point::default() };
         Row {
             at: Vec::new(),
             added: Vec::new(),
@@ -80,13 +83,18 @@ pub(super) mod tests {
         let seconds = [0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 8.0];
         let points: Vec<_> = (0..7).map(|i| (seconds[i], 10 * (i as u64 + 1), Some(rewards[i]))).collect();
         let told = row(Some(4.0), &points);
-        let at = |reward| reached(&told, reward).map(|r| (r.seconds.map(|s| (s * 1e6).round() / 1e6), (r.rollouts * 1e6).round() / 1e6));
+        let at = |reward| {
+            reached(&told, reward).map(|r| (r.seconds.map(|s| (s * 1e6).round() / 1e6), (r.rollouts * 1e6).round() / 1e6))
+        };
         assert_eq!(at(0.35), Some((Some(6.5), 35.0)), "halfway from 0.3 to 0.4");
         assert_eq!(at(0.55), Some((Some(8.5), 47.5)), "three quarters from 0.4 to 0.6, and not later again");
         assert_eq!(at(0.65), Some((Some(11.5), 67.5)), "from 0.5 to 0.7");
         assert_eq!(at(0.1), Some((Some(6.0), 30.0)), "from the start: the end of the first window");
         assert_eq!(at(0.71), None);
-        assert_eq!(reached(&row(None, &points), 0.35), Some(Reached { seconds: None, rollouts: reached(&told, 0.35).unwrap().rollouts }));
+        assert_eq!(
+            reached(&row(None, &points), 0.35),
+            Some(Reached { seconds: None, rollouts: reached(&told, 0.35).unwrap().rollouts })
+        );
     }
 
     /// Points are of as many rollouts as they are: 0.2 of 10, 0.8 of 30 and 0.8 of 20 are 0.7. A point without a reward is none.
