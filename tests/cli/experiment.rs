@@ -109,7 +109,7 @@ fn cells_are_run_once_and_told_together() {
 #[test]
 fn assignments_make_cells_of_their_own() {
     let dir = workplace();
-    fs::write(dir.path().join("two.toml"), format!("reach = 0.0\n{DESIGN}")).unwrap();
+    fs::write(dir.path().join("two.toml"), format!("reach = [0.0]\n{DESIGN}")).unwrap();
     let own = ["--only", "ends=well", "--only", "max_lag=0", "--seeds", "1", "--markdown"];
     experiment(&dir, &own).ok();
     let varied = [&own[..], &["--set", "batch.batch_size=4", "--set", "batch.batch_size=12"]].concat();

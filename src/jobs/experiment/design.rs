@@ -18,9 +18,8 @@ pub struct Design {
     pub set: Vec<String>,
     pub seeds: Vec<u64>,
     pub axis: Vec<Axis>,
-    /// A mean reward: the table has the time and the rollouts to it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reach: Option<f64>,
+    /// Mean rewards: the table has the time and the rollouts to each.
+    pub reach: Vec<f64>,
     /// Axes that no file has, by name ([`vary`](Design::vary)). They are the last ones.
     #[serde(skip)]
     pub added: Vec<String>,
@@ -136,8 +135,8 @@ impl Design {
                 return Err(Error::config(key, values.join(", "), "at least one, each with a name of its own"));
             }
         }
-        if let Some(reach) = self.reach.filter(|reach| !reach.is_finite()) {
-            return Err(Error::config("reach", reach, "a mean reward, for example 0.75"));
+        if let Some(reach) = self.reach.iter().find(|reach| !reach.is_finite()) {
+            return Err(Error::config("reach", reach, "mean rewards, for example [0.75]"));
         }
         let sets = self.axis.iter().flat_map(|axis| &axis.value).flat_map(|value| &value.set).chain(&self.set);
         let owned = |set: &str| set.split_once('=').is_some_and(|(key, _)| matches!(key.trim(), "seed" | "output"));
@@ -258,7 +257,7 @@ mod tests {
             ("base='b'\nseeds=[1,1]", "seeds = [1, 1]: at least one, each once"),
             ("base='b'\nseeds=[1]\nset=['seed = 3']", "set = seed = 3: the experiment sets seed and output itself"),
             ("base='b'\nseeds=[1]\n[[axis]]\nname='a'", "axis.value of a = : at least one"),
-            ("base='b'\nseeds=[1]\nreach=inf", "reach = inf: a mean reward"),
+            ("base='b'\nseeds=[1]\nreach=[0.5,inf]", "reach = inf: mean rewards"),
             ("base='b'\nseeds=[1]\n[[axis]]\nvalue=[{name='x'}]", "axis.name = : each axis has a name"),
             (
                 "base='b'\nseeds=[1]\n[[axis]]\nname='a'\nvalue=[{name='x'},{name='x'}]",

@@ -39,15 +39,15 @@ pub enum Form {
     Markdown,
 }
 
-/// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more. Of a design that
-/// has a reward to reach, the last columns are how many runs reached it, and when those did.
+/// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more. For each
+/// reward that a design has to reach there are three more columns: how many runs reached it, and when those did.
 pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
     let mut table = Table::new();
     table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
     let axes = design.axis.iter().map(|axis| axis.name.clone());
     let columns = ["runs", "failed"].into_iter().chain(COLUMNS.iter().map(|column| column.name)).map(str::to_owned);
     let reach =
-        design.reach.into_iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
+        design.reach.iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
     table.set_header(axes.chain(columns).chain(reach).collect::<Vec<_>>());
     for column in table.column_iter_mut().skip(design.axis.len()) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -60,7 +60,7 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
         line.push(rows.len().to_string());
         line.push((rows.len() - done.len()).to_string());
         line.extend(COLUMNS.iter().map(|column| told(column, &done)));
-        line.extend(design.reach.into_iter().flat_map(|reward| when(&rows, reward)));
+        line.extend(design.reach.iter().flat_map(|reward| when(&rows, *reward)));
         table.add_row(line);
     }
     table
@@ -147,7 +147,7 @@ mod tests {
         let mut results = Results::open(&folder.path().join("x.jsonl")).unwrap();
         results.keep(rising(0.1)).unwrap();
         let cell = Cell { at: Vec::new(), added: Vec::new(), seed: 1, sets: Vec::new(), settings: String::new() };
-        let design = Design { seeds: vec![1], reach: Some(0.35), ..Design::default() };
+        let design = Design { seeds: vec![1], reach: vec![0.35], ..Design::default() };
         let text = table(&design, &[cell], &results, Form::Markdown).to_string();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
         let last = |line: usize| lines[line][lines[line].len() - 4..lines[line].len() - 1].to_vec();
