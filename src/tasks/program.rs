@@ -11,7 +11,7 @@ use super::example::{Example, Slips};
 use std::fmt::Write;
 
 /// Fewest and most tens of the value that the loop goes on to, as a spec may ask for them, and what it gets by default.
-pub const SIZES: (u32, u32) = (1, 9);
+pub const SIZES: (u32, u32) = (1, 8);
 pub const DEFAULT_SIZES: (u32, u32) = (1, 6);
 
 /// A program: from `start` on, while below `end`, `low` is added below `bend` and `high` from there on.
