@@ -46,8 +46,7 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
     table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
     let axes = design.axis.iter().map(|axis| axis.name.clone());
     let columns = ["runs", "failed"].into_iter().chain(COLUMNS.iter().map(|column| column.name)).map(str::to_owned);
-    let reach =
-        design.reach.iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
+    let reach = design.reach.iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
     table.set_header(axes.chain(columns).chain(reach).collect::<Vec<_>>());
     for column in table.column_iter_mut().skip(design.axis.len()) {
         column.set_cell_alignment(CellAlignment::Right);
