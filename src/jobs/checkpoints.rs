@@ -277,19 +277,17 @@ pub struct Watched<E: Engine> {
     refreshed: Refreshed<E::Weights>,
 }
 
-impl<E: Engine> Watched<E> {
-    /// Whether the checkpoint before is written: after a wait, where each is asked for. Its step is being sealed on another thread, so the
-    /// wait ends; should it not, training goes on.
-    fn is_free(&self) -> bool {
-        let (started, patience) = (Instant::now(), self.due.patience());
-        while self.busy.load(Ordering::Acquire) {
-            if started.elapsed() >= patience {
-                return false;
-            }
-            sleep(LOOK);
+/// Whether the checkpoint before is written, after a wait of at most `patience`. Its step is being sealed on another thread, so that a wait
+/// ends; should it not, training goes on.
+fn is_over(busy: &AtomicBool, patience: Duration) -> bool {
+    let started = Instant::now();
+    while busy.load(Ordering::Acquire) {
+        if started.elapsed() >= patience {
+            return false;
         }
-        true
+        sleep(LOOK);
     }
+    true
 }
 
 impl<E: Engine> Learner for Watched<E> {
@@ -317,7 +315,7 @@ impl<E: Engine> Learner for Watched<E> {
         count(started);
         let learner = self.learner.get()?;
         let version = E::version(learner);
-        if self.due.after(version) && self.is_free() {
+        if self.due.after(version) && is_over(&self.busy, self.due.patience()) {
             (self.due.step, self.due.at) = (version, Instant::now());
             let started = thread_ns();
             let optimizer = E::optimizer(learner);
