@@ -138,19 +138,23 @@ fn header(wall_time: f64) -> Vec<u8> {
 
 /// The record of a step: all its metrics that are finite numbers, as f32.
 fn event(metrics: &Metrics) -> Result<Vec<u8>, String> {
+    Ok(encoded(metrics.finished_ns as f64 / 1e9, metrics.step, &scalars(&metrics_fields(metrics)?)))
+}
+
+fn encoded(wall_time: f64, step: u64, scalars: &[(String, f32)]) -> Vec<u8> {
     let mut summary = Vec::new();
-    for (tag, value) in scalars(&metrics_fields(metrics)?) {
+    for (tag, value) in scalars {
         let mut scalar = Vec::new();
         bytes_field(&mut scalar, 1, tag.as_bytes());
         key(&mut scalar, 2, Wire::Four);
         scalar.extend(value.to_le_bytes());
         bytes_field(&mut summary, 1, &scalar);
     }
-    let mut data = timed(metrics.finished_ns as f64 / 1e9);
+    let mut data = timed(wall_time);
     key(&mut data, 2, Wire::Varint);
-    varint(&mut data, metrics.step);
+    varint(&mut data, step);
     bytes_field(&mut data, 5, &summary);
-    Ok(record(&data))
+    record(&data)
 }
 
 /// Tags and values of a step's metrics. One that is not a number has no point: TensorBoard would draw it at 0.
