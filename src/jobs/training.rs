@@ -86,6 +86,8 @@ where
         spec: spec.to_text(),
         model: identity.model,
         tokenizer: identity.tokenizer,
+        critic: identity.critic,
+        reference: identity.reference,
         learner_threads: u32::from(spec.learner_threads()),
     };
     let log = Curves::new(spec, folder, ParquetLog::new(folder.clone(), info).waits(room(halt)));
