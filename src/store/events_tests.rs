@@ -38,8 +38,11 @@ fn numbers_of_many_bytes_are_split_by_seven_bits() {
     assert_eq!(of(u64::MAX).len(), 10);
 }
 
-/// A file taken apart: the step of each event (None of the header), and its tags with their values.
-fn events(bytes: &[u8]) -> Vec<(Option<u64>, Vec<(String, f32)>)> {
+/// The step of an event (None of the header), and its tags with their values.
+type Event = (Option<u64>, Vec<(String, f32)>);
+
+/// A file taken apart.
+fn events(bytes: &[u8]) -> Vec<Event> {
     let mut left = bytes;
     let mut found = Vec::new();
     while !left.is_empty() {
@@ -54,7 +57,7 @@ fn events(bytes: &[u8]) -> Vec<(Option<u64>, Vec<(String, f32)>)> {
 }
 
 /// Behind the time: the step, and the summary; or the version of the file.
-fn event_of(data: &[u8]) -> (Option<u64>, Vec<(String, f32)>) {
+fn event_of(data: &[u8]) -> Event {
     if data[0] == 0x1A {
         assert_eq!(&data[2..], b"brain.Event:2");
         return (None, Vec::new());
@@ -113,7 +116,8 @@ fn an_event_has_every_number_of_its_step() {
         numbers.map(|(name, _)| name).filter(|name| !OF_THE_EVENT.contains(&name.as_str())).collect();
     let all = scalars(&metrics_fields(&Metrics::default()).unwrap());
     let mut names: Vec<&str> = all.iter().map(|(tag, _)| tag.split_once('/').unwrap().1).collect();
-    (columns.sort(), names.sort_unstable());
+    columns.sort();
+    names.sort_unstable();
     assert_eq!(names, columns);
     let later = scalars(&Table::from_iter([("grown_later".to_owned(), Value::Integer(3))]));
     assert_eq!(later, [("other/grown_later".to_owned(), 3.0)]);
