@@ -85,7 +85,7 @@ fn without(mut keys: Table, sections: &[&str]) -> Table {
     keys
 }
 
-const SECTIONS: [&str; 13] = [
+const SECTIONS: [&str; 14] = [
     "model",
     "data",
     "task",
@@ -98,6 +98,7 @@ const SECTIONS: [&str; 13] = [
     "estimate",
     "learn",
     "checkpoint",
+    "metrics",
     "eval",
 ];
 

@@ -68,7 +68,7 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
 fn figures(row: &Row) -> Option<&Figures> {
     match &row.outcome {
         Outcome::Done(figures) => Some(figures),
-        Outcome::Failed { .. } => None,
+        Outcome::Failed { .. } | Outcome::Measured(_) => None,
     }
 }
 
@@ -98,7 +98,7 @@ fn written(values: &[f64], unit: Unit) -> String {
 }
 
 /// Mean and sample deviation (n - 1): None of nothing, no deviation of one.
-fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
+pub(super) fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
     let n = values.len() as f64;
     let mean = (!values.is_empty()).then(|| values.iter().sum::<f64>() / n)?;
     let squares: f64 = values.iter().map(|x| (x - mean).powi(2)).sum();
