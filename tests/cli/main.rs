@@ -11,6 +11,7 @@ mod compaction;
 mod critic;
 mod curriculum;
 mod disk;
+mod emulation;
 mod ending;
 mod estimators;
 mod eval;

@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::jobs::experiment::cell::run;
 use crate::jobs::experiment::design::{Cell, Design};
-use crate::jobs::experiment::results::{Outcome, Results, Row};
+use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
+use crate::jobs::experiment::speed_up;
 use crate::jobs::experiment::table::{Form, table};
 use crate::jobs::{print, say, signals};
 use std::collections::BTreeMap;
@@ -80,7 +81,11 @@ pub fn experiment(options: &Options) -> Result<()> {
             results.keep(row)?;
         }
     }
-    print(table(&design, &cells, &results, options.form))
+    print(table(&design, &cells, &results, options.form))?;
+    match &design.speed_up {
+        Some(speed_up) => print(format_args!("\n{}", speed_up::table(&design, speed_up, &cells, &results, options.form))),
+        None => Ok(()),
+    }
 }
 
 /// Holds an experiment's file as long as its cells run: two at once would take each other's results, and each other's runs.
@@ -165,6 +170,10 @@ fn folder_name(design: &Design, cell: &Cell) -> PathBuf {
 fn told(row: &Row) -> String {
     match &row.outcome {
         Outcome::Failed { exit, error } => format!("failed with exit code {exit} after {:.0} s: {error}", row.seconds),
+        Outcome::Done(Figures { emulation: Some(of), .. }) => {
+            let said = of.formula.map_or(f64::NAN, |formula| of.measured.tokens / formula.tokens);
+            format!("{:.3} tokens a flash, {:.1} % of the formulas', {:.0} s", of.measured.tokens, 100.0 * said, row.seconds)
+        }
         Outcome::Done(figures) => {
             let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1} %", 100.0 * rate));
             let lag = figures.lag_mean.map_or_else(|| "-".to_owned(), |lag| format!("{lag:.2}"));
