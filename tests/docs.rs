@@ -110,7 +110,12 @@ fn every_key_of_a_run_has_its_row_and_default() {
     let page = page("docs/spec.md");
     let spec = Spec::default();
     let emulation = EmulationSpec::default();
-    let keys = table(&Spec { emulation: Some(emulation.clone()), data: Some(data()), task: vec![TaskSpec::new(Kind::Sorting)], ..spec.clone() });
+    let keys = table(&Spec {
+        emulation: Some(emulation.clone()),
+        data: Some(data()),
+        task: vec![TaskSpec::new(Kind::Sorting)],
+        ..spec.clone()
+    });
     let top = keys.keys().filter(|key| SECTIONS.contains(&key.as_str())).count();
     assert_eq!(top, SECTIONS.len(), "a section is no key any more");
     let mut found = wrong(&page, "## Top level", &without(keys.clone(), &SECTIONS), &without(table(&spec), &SECTIONS));

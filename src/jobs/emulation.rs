@@ -197,7 +197,12 @@ impl fmt::Display for Emulation {
         }
         let ms = |seconds: f64| 1e3 * seconds;
         let (decode, train) = (self.decode_step, self.training_step);
-        write!(f, "\n          coordination added {:.2} ms to a decode step of {:.1} ms ", ms(decode.added_s), ms(decode.planned_s))?;
+        write!(
+            f,
+            "\n          coordination added {:.2} ms to a decode step of {:.1} ms ",
+            ms(decode.added_s),
+            ms(decode.planned_s)
+        )?;
         write!(f, "and {:.2} ms to a training step of {:.1} ms; ", ms(train.added_s), ms(train.planned_s))?;
         write!(f, "the workers took {:.2} s of processors a second", self.processor)
     }
@@ -210,14 +215,23 @@ mod tests {
 
     fn step(step: u64, second: i64, tokens: u64, lag_mean: f64) -> Metrics {
         let wait_any_ns = 500_000_000;
-        Metrics { step, finished_ns: second * 1_000_000_000, tokens, lag_mean, lag_max: step, wait_any_ns, ..Metrics::default() }
+        Metrics {
+            step,
+            finished_ns: second * 1_000_000_000,
+            tokens,
+            lag_mean,
+            lag_max: step,
+            wait_any_ns,
+            ..Metrics::default()
+        }
     }
 
     /// From the end of step 2, at 10 s, to that of step 4, at 14 s: 80 tokens in 4 s, which are 8 flashes. Catches a step too many, a mean
     /// lag that does not weigh tokens, and a run without its steady state that has figures.
     #[test]
     fn a_span_is_measured_between_the_ends_of_two_steps() {
-        let steps = [step(1, 3, 999, 9.0), step(2, 10, 999, 9.0), step(3, 13, 20, 1.0), step(4, 14, 60, 3.0), step(5, 20, 999, 9.0)];
+        let steps =
+            [step(1, 3, 999, 9.0), step(2, 10, 999, 9.0), step(3, 13, 20, 1.0), step(4, 14, 60, 3.0), step(5, 20, 999, 9.0)];
         let found = measured(&steps, Span { after: 2, last: 4 }, 0.5).unwrap();
         assert_eq!((found.tokens, found.max_lag, found.mean_lag, found.trainers_waited), (10.0, 4, 2.5, Some(0.25)));
         assert_eq!(measured(&steps, Span { after: 2, last: 6 }, 0.5), None);

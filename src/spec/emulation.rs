@@ -63,7 +63,9 @@ const MOST_TIME: f64 = 1e12;
 /// Names the key whose time is none.
 pub fn check_speed(speed: &Speed, keys: [&str; 2]) -> Result<()> {
     let [decode, train] = keys;
-    if let Some((key, x)) = [(decode, speed.step), (train, speed.train)].into_iter().find(|(_, x)| !(*x > 0.0 && x.is_finite())) {
+    if let Some((key, x)) =
+        [(decode, speed.step), (train, speed.train)].into_iter().find(|(_, x)| !(*x > 0.0 && x.is_finite()))
+    {
         return Err(Error::config(key, x, "a time above 0"));
     }
     if let Some(x) = [speed.token, speed.least].into_iter().find(|x| !(*x >= 0.0 && x.is_finite())) {
@@ -117,11 +119,8 @@ impl Spec {
         }
         let generators = self.emulation.as_ref().map_or(0, |emulation| emulation.generators);
         let learner = if self.schedule.kind == ScheduleKind::Conventional { 0 } else { generators };
-        let workers = WorkersSpec {
-            generators: (0..generators).collect(),
-            learners: vec![learner],
-            ..WorkersSpec::default()
-        };
+        let workers =
+            WorkersSpec { generators: (0..generators).collect(), learners: vec![learner], ..WorkersSpec::default() };
         if self.workers != WorkersSpec::default() && self.workers != workers {
             let why = "the workers of an emulation are emulation.accelerators; leave [workers] out";
             return Err(Error::config("workers", format!("{:?}", self.workers.generators), why));
@@ -133,7 +132,8 @@ impl Spec {
     /// Takes the layout that a plan finds best at the schedule's largest lag. By turns each accelerator samples its share of a phase at
     /// once.
     fn lay_out(&mut self) -> Result<()> {
-        let (n, most, group_size) = (self.emulation.as_ref().map_or(0, |of| of.accelerators), self.generate.slots, self.batch.group_size);
+        let (n, most, group_size) =
+            (self.emulation.as_ref().map_or(0, |of| of.accelerators), self.generate.slots, self.batch.group_size);
         self.validate_accelerators()?;
         let schedule = self.schedule.schedule();
         let (generators, slots) = match (schedule, self.lengths()?) {
@@ -141,7 +141,8 @@ impl Spec {
                 (n, self.batch.batch_size.saturating_mul(steps.min(self.steps) as usize).div_ceil(n))
             }
             (_, None) => {
-                let why = "a plan of a run's lengths is not made here: tidegate plan --lengths RUN says how many should generate";
+                let why =
+                    "a plan of a run's lengths is not made here: tidegate plan --lengths RUN says how many should generate";
                 return Err(Error::config("emulation.generators", 0, why));
             }
             (_, Some(lengths)) => {
@@ -286,11 +287,17 @@ mod tests {
             ("emulation.train=-1", "emulation.train = -1: a time above 0"),
             ("emulation.transfer=-1", "emulation.transfer = -1: flashes, from 0 up"),
             ("emulation.lengths='uniform:x'", "emulation.lengths = uniform:x: uniform:LONGEST, "),
-            ("generate.max_tokens=99", "generate.max_tokens = 99: responses would be cut, and are to be up to 100 tokens long"),
+            (
+                "generate.max_tokens=99",
+                "generate.max_tokens = 99: responses would be cut, and are to be up to 100 tokens long",
+            ),
             ("workers.generators=[0,1,2]", "workers = [0, 1, 2]: the workers of an emulation are emulation.accelerators"),
             ("generate.dtype=bf16", "generate.dtype = \"bf16\": emulated accelerators have no model; allowed: fp32"),
             ("learn.value_coef=0.5", "learn.value_coef = 0.5: emulated accelerators have no critic; allowed: 0.0"),
-            ("learn.safeguard.skip_ess=0.5", "learn.safeguard = set: emulated accelerators take no gradient; allowed: its defaults"),
+            (
+                "learn.safeguard.skip_ess=0.5",
+                "learn.safeguard = set: emulated accelerators take no gradient; allowed: its defaults",
+            ),
             ("eval.prompts=3", "eval.prompts = 3: emulated accelerators answer nothing; allowed: 0"),
             ("model.engine=toy", "emulation = a table: means nothing with another model.engine than emulation"),
         ] {

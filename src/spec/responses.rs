@@ -8,10 +8,21 @@ use std::path::PathBuf;
 /// How long responses are.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Responses {
-    Uniform { longest: usize },
-    Between { least: usize, longest: usize },
-    Fixed { length: usize },
-    LogNormal { mean: f64, deviation: f64, longest: usize },
+    Uniform {
+        longest: usize,
+    },
+    Between {
+        least: usize,
+        longest: usize,
+    },
+    Fixed {
+        length: usize,
+    },
+    LogNormal {
+        mean: f64,
+        deviation: f64,
+        longest: usize,
+    },
     /// Those that a run sampled.
     Recorded(PathBuf),
 }

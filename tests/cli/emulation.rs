@@ -63,7 +63,8 @@ fn a_run_is_as_any_other() {
     assert!(max_lag(&folder) <= 5);
     let files = steps(&folder);
     assert_eq!(files.len(), 40);
-    let workers: std::collections::BTreeSet<usize> = files.iter().flat_map(|file| &file.rollouts).map(|row| row.worker).collect();
+    let workers: std::collections::BTreeSet<usize> =
+        files.iter().flat_map(|file| &file.rollouts).map(|row| row.worker).collect();
     assert_eq!(workers.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
     let ran = call(&dir, &["replay", "runs/spec"]);
     assert!(ran.out.contains("40 steps") && ran.out.contains("bit for bit"), "{}", ran.out);
@@ -73,7 +74,8 @@ fn a_run_is_as_any_other() {
     assert!(ran.err.contains("resume    they are the recorded ones, bit for bit"), "{}", ran.err);
     assert!(!ran.out.contains("emulated  "), "what went on in its middle has no steady state: {}", ran.out);
     assert_eq!(steps(&folder).len(), 44);
-    tidegate(dir.path(), &["eval", "runs/spec"]).refused(2, &["model.engine = emulation: emulated accelerators answer nothing"]);
+    tidegate(dir.path(), &["eval", "runs/spec"])
+        .refused(2, &["model.engine = emulation: emulated accelerators answer nothing"]);
 }
 
 /// Catches a plan that does not reach the run, trainers that are too few by turns, and a summary without its plan.

@@ -225,7 +225,10 @@ mod tests {
         generator.load(0, EmulatedWeights::initial(0)).unwrap();
         generator.start(Arc::new(Group { size: 1, prompt, ..Group::default() })).unwrap();
         let ended = generator.step().unwrap();
-        assert_eq!((ended[0].stop, ended[0].status.to_string()), (Stop::Refused, "discarded: bad prompt: too long".to_owned()));
+        assert_eq!(
+            (ended[0].stop, ended[0].status.to_string()),
+            (Stop::Refused, "discarded: bad prompt: too long".to_owned())
+        );
         assert_eq!(generator.running(), 0);
     }
 }

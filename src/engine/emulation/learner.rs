@@ -161,7 +161,15 @@ mod tests {
         let group = Arc::new(Group { number, size: 1, ..Group::default() });
         let (version, mask) = (vec![0; length], vec![true; length]);
         let logp_behavior = vec![logp(); length];
-        Rollout { group, tokens: vec![1; length], version, mask, logp_behavior, advantage: vec![0.5; length], ..Rollout::default() }
+        Rollout {
+            group,
+            tokens: vec![1; length],
+            version,
+            mask,
+            logp_behavior,
+            advantage: vec![0.5; length],
+            ..Rollout::default()
+        }
     }
 
     fn step(learner: &mut EmulatedLearner, batch: Vec<Rollout>) -> Trained {

@@ -18,9 +18,8 @@ pub struct Design {
     pub set: Vec<String>,
     pub seeds: Vec<u64>,
     pub axis: Vec<Axis>,
-    /// Two values of an axis whose throughput is compared.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub speed_up: Option<SpeedUp>,
+    /// Two values of an axis whose throughput is compared; none by default.
+    pub speed_up: SpeedUp,
 }
 
 /// How much faster `of` is than `over`, both values of the axis `axis`.
@@ -118,7 +117,8 @@ impl Design {
                 return Err(Error::config(key, values.join(", "), "at least one, each with a name of its own"));
             }
         }
-        if let Some(SpeedUp { axis, of, over }) = &self.speed_up {
+        let SpeedUp { axis, of, over } = &self.speed_up;
+        if self.speed_up != SpeedUp::default() {
             let known = self.axis.iter().find(|known| known.name == *axis);
             let has = |name: &String| known.is_some_and(|axis| axis.value.iter().any(|value| value.name == *name));
             if !has(of) || !has(over) {

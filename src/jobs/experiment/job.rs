@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::jobs::experiment::cell::run;
-use crate::jobs::experiment::design::{Cell, Design};
+use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
 use crate::jobs::experiment::speed_up;
 use crate::jobs::experiment::table::{Form, table};
@@ -82,10 +82,10 @@ pub fn experiment(options: &Options) -> Result<()> {
         }
     }
     print(table(&design, &cells, &results, options.form))?;
-    match &design.speed_up {
-        Some(speed_up) => print(format_args!("\n{}", speed_up::table(&design, speed_up, &cells, &results, options.form))),
-        None => Ok(()),
+    if design.speed_up == SpeedUp::default() {
+        return Ok(());
     }
+    print(format_args!("\n{}", speed_up::table(&design, &cells, &results, options.form)))
 }
 
 /// Holds an experiment's file as long as its cells run: two at once would take each other's results, and each other's runs.

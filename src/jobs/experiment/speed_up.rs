@@ -1,6 +1,6 @@
 //! How much faster one value of an axis is than another: measured, and where accelerators are emulated, as a plan has it.
 
-use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
+use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Figures, Outcome, Results};
 use crate::jobs::experiment::table::{Form, framed, mean_and_deviation};
 use comfy_table::Table;
@@ -16,7 +16,8 @@ const COLUMNS: [(&str, Says); 3] = [
 ];
 
 /// A row for each setting of the other axes, in their order: means and sample deviations over seeds of which both runs are done.
-pub fn table(design: &Design, speed_up: &SpeedUp, cells: &[Cell], results: &Results, form: Form) -> Table {
+pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
+    let speed_up = &design.speed_up;
     let place = design.axis.iter().position(|axis| axis.name == speed_up.axis).unwrap_or(design.axis.len());
     let names = design.axis.iter().map(|axis| axis.name.clone());
     let others = names.enumerate().filter(|(i, _)| *i != place).map(|(_, name)| name);
