@@ -80,7 +80,7 @@ impl Engine for EmulatedEngine {
 
     fn identity(&self) -> Identity {
         let hash = self.weights.hashes().pop().map(|(_, hash)| hash).unwrap_or_default();
-        Identity { model: format!("emulation {hash}"), tokenizer: format!("toy {VOCAB}") }
+        Identity { model: format!("emulation {hash}"), tokenizer: format!("toy {VOCAB}"), ..Identity::default() }
     }
 
     fn longest(&self) -> usize {
