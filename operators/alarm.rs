@@ -44,36 +44,6 @@ const POLL: Duration = Duration::from_millis(20);
 /// the others run.
 pub(crate) const QUANTUM: Duration = Duration::from_micros(500);
 
-/// From this time on a piece of work is long.
-const LONG: Duration = Duration::from_millis(5);
-
-/// How many activations the others get after one. What such a piece makes, and what came meanwhile, passes through so many operators of the
-/// worker at most, one an activation, before it leaves for another worker or waits for this one.
-const TURNS: u32 = 4;
-
-/// Whose turn it is on a worker whose operator does long pieces of work: without it each operator that a record passes through would
-/// take as long as the next piece.
-#[derive(Default)]
-pub(crate) struct Turns {
-    others: u32,
-}
-
-impl Turns {
-    /// Whether the others go first; the operator is to be activated again at once.
-    pub(crate) fn others(&mut self) -> bool {
-        let others = self.others > 0;
-        self.others = self.others.saturating_sub(1);
-        others
-    }
-
-    /// A piece was done that began at `started`.
-    pub(crate) fn worked(&mut self, started: Instant) {
-        if started.elapsed() >= LONG {
-            self.others = TURNS;
-        }
-    }
-}
-
 /// Wakes an operator: at once, or within [`POLL`] to look at the halt.
 pub(crate) struct Wake {
     activator: Activator,
@@ -132,22 +102,5 @@ impl Alarm {
     /// The operator has come to its end: no fault will follow.
     pub(crate) fn rest(&mut self) {
         self.capability = None;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Catches a long piece after which nobody else gets a turn, others who never end, and a short piece that makes way.
-    #[test]
-    fn others_get_turns_after_a_long_piece() {
-        let mut turns = Turns::default();
-        let now = Instant::now();
-        assert!(!turns.others());
-        turns.worked(now);
-        assert!(!turns.others(), "a short one");
-        turns.worked(now - LONG);
-        assert_eq!([(); 6].map(|()| turns.others()), [true, true, true, true, false, false]);
     }
 }

@@ -5,14 +5,13 @@
 //! [`lag`](crate::lag)): groups and weights come by different edges, in any order.
 
 use crate::admit::Feedback;
-use crate::alarm::{Alarm, Turns, UNCONNECTED, Wake, output, to};
+use crate::alarm::{Alarm, UNCONNECTED, Wake, output, to};
 use crate::fault::{Fault, Halt, guarded};
 use crate::plan::Plan;
 use crate::record::{Group, Rollout, Step, Version, Weights};
 use crate::schedule::{Schedule, WeightsUpdate};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
 use timely::dataflow::StreamVec;
 use timely::dataflow::channels::pact::{Exchange, Pipeline};
 use timely::dataflow::operators::Capability;
@@ -80,7 +79,6 @@ pub fn generate<'scope, G: Generator + 'static>(
         capabilities.clear();
         let missing = || Fault::new("generate", format!("worker {worker} generates, but was given no generator"));
         let mut missing = (here && generator.is_none()).then(missing);
-        let mut turns = Turns::default();
         let mut generate = generator.filter(|_| here).map(|generator| Generate::new(generator, schedule, weights_update));
         move |frontiers| {
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
@@ -95,12 +93,8 @@ pub fn generate<'scope, G: Generator + 'static>(
             if alarm.halted() {
                 generate = None;
             }
-            let others = turns.others();
-            if let Some(state) = generate.as_mut().filter(|_| !others) {
-                let started = Instant::now();
-                let quantum = state.quantum();
-                turns.worked(started);
-                match alarm.check(quantum) {
+            if let Some(state) = &mut generate {
+                match alarm.check(state.quantum()) {
                     Some(ended) if !ended.is_empty() => {
                         if let Some(own) = &own {
                             let finished = Feedback::Finished { generator: worker, rollouts: ended.len() };
@@ -117,7 +111,7 @@ pub fn generate<'scope, G: Generator + 'static>(
                 }
             }
             match &generate {
-                Some(state) if others || state.busy() => wake.now(),
+                Some(state) if state.busy() => wake.now(),
                 Some(state) if !state.queue.is_empty() => wake.soon(),
                 _ if frontiers[0].is_empty() => {
                     own = None;

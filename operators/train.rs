@@ -5,7 +5,7 @@
 //! ([`Moved`], for the census) leaves at the group's due.
 
 use crate::admit::{End, Feedback};
-use crate::alarm::{Alarm, Output, Turns, UNCONNECTED, Wake, first, output, to};
+use crate::alarm::{Alarm, Output, UNCONNECTED, Wake, first, output, to};
 use crate::balance::Spent;
 use crate::batch;
 use crate::fault::{Fault, Halt, guarded};
@@ -133,7 +133,6 @@ pub fn train<'scope, L: Learner + 'static>(
         let outputs = Outputs { moved: moved_out, weights: weights_out, steps: steps_out, feedback: feedback_out, own };
         let missing = || Fault::new("train", format!("worker {worker} trains, but was given no learner"));
         let mut missing = (here && learner.is_none()).then(missing);
-        let mut turns = Turns::default();
         let mut train = here.then(|| Train::new(learner, plan, mode, outputs));
         move |frontiers| {
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
@@ -151,9 +150,7 @@ pub fn train<'scope, L: Learner + 'static>(
             });
             if let Some(state) = &mut train {
                 state.selector.frontier(first(&frontiers[0]));
-                let started = Instant::now();
-                let next = if turns.others() { Next::Work } else { state.quantum(&mut alarm) };
-                turns.worked(started);
+                let next = state.quantum(&mut alarm);
                 let cut = frontiers[0].is_empty() && (frontiers[1].is_empty() || alarm.halted());
                 match next {
                     Next::Work => wake.now(),
