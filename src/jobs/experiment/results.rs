@@ -64,7 +64,7 @@ pub struct Figures {
     pub success_greedy: Option<f64>,
     /// Of accelerators that are emulated.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub emulation: Option<Emulation>,
+    pub emulation: Option<Box<Emulation>>,
 }
 
 impl Figures {

@@ -50,12 +50,12 @@ const EMULATED: [Column; 12] = [
 ];
 
 fn emulated(figures: &Figures, of: fn(&Emulation) -> f64) -> Option<f64> {
-    figures.emulation.as_ref().map(of)
+    figures.emulation.as_deref().map(of)
 }
 
 /// What is measured over what is said.
 fn share(figures: &Figures, said: fn(&Emulation) -> Option<Said>) -> Option<f64> {
-    let emulation = figures.emulation.as_ref()?;
+    let emulation = figures.emulation.as_deref()?;
     said(emulation).map(|said| emulation.measured.tokens / said.tokens)
 }
 
