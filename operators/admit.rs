@@ -3,7 +3,7 @@
 //! It runs on one worker. Neither of its inputs is connected to its outputs: it holds its own capability, at the due of the
 //! groups it would admit now ([`Admission::cap`]), so its output's frontier says which dues can still come.
 
-use crate::alarm::{Alarm, UNCONNECTED, Wake, output};
+use crate::alarm::{Alarm, QUANTUM, UNCONNECTED, Wake, output};
 use crate::balance::{Share, Spent};
 use crate::fault::{Fault, Halt, guarded};
 use crate::lag::Admission;
@@ -65,8 +65,9 @@ pub struct Admitted<'scope> {
     pub faults: StreamVec<'scope, Step, Fault>,
 }
 
-/// Most prompts of one activation.
-const PROMPTS: usize = 8;
+/// Of the time since it last came by, the share that one activation takes at most, where that is more than [`QUANTUM`]: on a worker whose decode
+/// steps are long it must give all generators something to do between two of them.
+const SHARE: u32 = 16;
 
 /// Admits prompts while the lag rule allows and a generator has room; the one with the fewest rollouts in progress, for the room that
 /// it has, gets the group. That of a worker that also trains has the room that its [`Share`] gives it. `prompts` is read on the plan's [`admitter`](Plan::admitter).
@@ -95,6 +96,7 @@ pub fn admit<'scope, P: Prompts + 'static>(
         let missing = || Fault::new("admit", format!("worker {admitter} admits, but was given no prompts"));
         let mut missing = (here && prompts.is_none()).then(missing);
         let mut admit = prompts.filter(|_| here).map(|prompts| Admit::new(prompts, &plan));
+        let mut last = Instant::now();
         move |_frontiers| {
             missing.take().into_iter().for_each(|fault| alarm.raise(fault));
             let state = &mut admit;
@@ -104,7 +106,9 @@ pub fn admit<'scope, P: Prompts + 'static>(
                 data.drain(..).for_each(|event| alarm.check(hear(state, event)).unwrap_or_default());
             });
             let mut groups = groups_out.activate();
-            for _ in 0..PROMPTS {
+            let started = Instant::now();
+            let quantum = QUANTUM.max((started - last) / SHARE);
+            while started.elapsed() < quantum {
                 let Some(state) = admit.as_mut().filter(|_| !alarm.halted()) else { break };
                 let Some(cap) = state.admission.cap() else { break };
                 capabilities[0].downgrade(&cap);
@@ -117,6 +121,7 @@ pub fn admit<'scope, P: Prompts + 'static>(
                     None => admit = None,
                 }
             }
+            last = Instant::now();
             match admit.as_ref().filter(|_| !alarm.halted()) {
                 Some(state) if state.admission.cap().is_some() => {
                     if state.room() {

@@ -4,6 +4,7 @@ mod balance;
 mod check;
 mod critic;
 mod curriculum;
+mod emulation;
 mod evaluation;
 mod explain;
 mod metrics;
@@ -11,13 +12,16 @@ mod metrics;
 mod numbers_tests;
 mod read;
 mod reference;
+mod responses;
 mod safeguard;
 mod schedule;
 
 pub use check::{check_counts, check_learning, check_sampling, check_threads};
+pub use emulation::{EmulationSpec, check_speed};
 pub use metrics::MetricsSpec;
 pub use read::{read, text_of};
 pub use reference::check_no_reference;
+pub use responses::Responses;
 
 use crate::engine::critic::CriticModel;
 use crate::engine::spec::{Learning, Sampling};
@@ -46,6 +50,9 @@ pub struct Spec {
     /// Optimizer updates of the run.
     pub steps: u64,
     pub model: ModelSpec,
+    /// Accelerators that only take time, with `model.engine = "emulation"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub emulation: Option<EmulationSpec>,
     /// A file of prompts; left out: `task` are generated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<DataSpec>,
@@ -71,6 +78,7 @@ impl Default for Spec {
             seed: 1,
             steps: 100,
             model: ModelSpec::default(),
+            emulation: None,
             data: None,
             task: Vec::new(),
             curriculum: Curriculum::default(),
@@ -92,7 +100,8 @@ impl Default for Spec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSpec {
-    /// `torch`, or `toy`: a table of logits, which needs no folder and shows the machinery at work in milliseconds.
+    /// `torch`; `toy`: a table of logits, which needs no folder and shows the machinery at work in milliseconds; or `emulation`:
+    /// accelerators that only take time.
     pub engine: EngineKind,
     /// A Hugging Face folder: config.json, model.safetensors, tokenizer.json.
     pub path: PathBuf,
@@ -112,6 +121,7 @@ pub enum EngineKind {
     #[default]
     Torch,
     Toy,
+    Emulation,
 }
 
 /// When the run's state is kept (`[checkpoint]`). A run that ends, however cleanly, also keeps it then.
@@ -327,6 +337,7 @@ impl Spec {
             spec.output = Path::new("runs").join(path.file_stem().unwrap_or_else(|| OsStr::new("run")));
         }
         spec.task = spec.task.into_iter().map(TaskSpec::with_defaults).collect();
+        spec.emulate()?;
         spec.validate()?;
         Ok(spec)
     }
@@ -338,7 +349,8 @@ impl Spec {
     pub fn from_text(text: &str, sets: &[String]) -> Result<Spec> {
         let mut table = read::parsed(text, "spec")?;
         schedule::leave_out_what_is_not_read(&mut table);
-        let spec: Spec = read::laid_over(table, "spec", sets)?;
+        let mut spec: Spec = read::laid_over(table, "spec", sets)?;
+        spec.emulate()?;
         spec.validate()?;
         Ok(spec)
     }
@@ -420,7 +432,8 @@ impl Spec {
 
     /// Timely workers of the run.
     pub fn worker_count(&self) -> usize {
-        self.workers.generators.iter().chain(&self.workers.learners).max().map_or(1, |last| last + 1)
+        let named = self.workers.generators.iter().chain(&self.workers.learners).max().map_or(1, |last| last + 1);
+        self.emulated().map_or(named, |emulation| emulation.accelerators.max(named))
     }
 
     /// The operators' share of the configuration, for a run that starts at nothing.

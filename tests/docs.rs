@@ -20,7 +20,7 @@ use tidegate::kernel::gae::Gae;
 use tidegate::kernel::loss::Loss;
 use tidegate::kernel::reference::{KlEstimator, KlIn};
 use tidegate::kernel::safeguard::LrScale;
-use tidegate::spec::{EvalSpec, ScheduleKind, ScheduleSpec, Spec, Whiten, ZeroVariance};
+use tidegate::spec::{EmulationSpec, EvalSpec, ScheduleKind, ScheduleSpec, Spec, Whiten, ZeroVariance};
 use tidegate::store::schema::{schema, stop_text};
 use tidegate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use tidegate::tasks::fit::TooLong;
@@ -85,8 +85,9 @@ fn without(mut keys: Table, sections: &[&str]) -> Table {
     keys
 }
 
-const SECTIONS: [&str; 14] = [
+const SECTIONS: [&str; 15] = [
     "model",
+    "emulation",
     "data",
     "task",
     "curriculum",
@@ -110,7 +111,13 @@ fn data() -> DataSpec {
 fn every_key_of_a_run_has_its_row_and_default() {
     let page = page("docs/spec.md");
     let spec = Spec::default();
-    let keys = table(&Spec { data: Some(data()), task: vec![TaskSpec::new(Kind::Sorting)], ..spec.clone() });
+    let emulation = EmulationSpec::default();
+    let keys = table(&Spec {
+        emulation: Some(emulation.clone()),
+        data: Some(data()),
+        task: vec![TaskSpec::new(Kind::Sorting)],
+        ..spec.clone()
+    });
     let top = keys.keys().filter(|key| SECTIONS.contains(&key.as_str())).count();
     assert_eq!(top, SECTIONS.len(), "a section is no key any more");
     let mut found = wrong(&page, "## Top level", &without(keys.clone(), &SECTIONS), &without(table(&spec), &SECTIONS));
@@ -129,6 +136,7 @@ fn every_key_of_a_run_has_its_row_and_default() {
             found.extend(wrong(&page, &format!("## `[{name}]`"), &defaults, &defaults));
         }
     }
+    found.extend(wrong(&page, "## `[emulation]`", &table(&emulation), &table(&emulation)));
     let mut schedule = table(&ScheduleSpec { kind: ScheduleKind::Conventional, ..spec.schedule.clone() });
     schedule.extend(table(&spec.schedule));
     found.extend(wrong(&page, "## `[schedule]`", &schedule, &schedule));

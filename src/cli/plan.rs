@@ -31,7 +31,7 @@ pub struct Args {
     /// The largest lag allowed, steps; a conventional phase has one step more
     #[arg(short = 'g', long, default_value_t = 133)]
     max_lag: u64,
-    /// Response lengths: uniform:LONGEST, fixed:LENGTH, lognormal:MEAN,DEVIATION,LONGEST, or a run that sampled them
+    /// Response lengths: uniform:LONGEST, between:LEAST,LONGEST, fixed:LENGTH, lognormal:MEAN,DEVIATION,LONGEST, or a run that sampled them
     #[arg(short, long, default_value = "uniform:1000")]
     lengths: String,
     /// A decode step of h sequences takes the larger of STEP + TOKEN h and LEAST h
@@ -73,7 +73,7 @@ impl Args {
             accelerators: self.accelerators,
             batch_size: self.batch_size,
             max_lag: self.max_lag,
-            lengths: Responses::parse(&self.lengths)?,
+            lengths: Responses::parse("--lengths", &self.lengths)?,
             speed: Speed { step, token, least, train, slots },
             calibrate: self.calibrate,
             device: self.device,

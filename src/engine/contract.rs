@@ -1,5 +1,6 @@
 //! What a job asks of an engine, whichever it is.
 
+use crate::engine::emulation::Emulated;
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::Result;
 use serde::Serialize;
@@ -62,6 +63,10 @@ pub trait Engine {
     fn hashes(&self) -> Result<Vec<(String, String)>>;
     /// How many numbers the model has.
     fn parameters(&self) -> u64;
+    /// What accelerators that are emulated did so far; None of real ones.
+    fn emulated(&self) -> Option<Emulated> {
+        None
+    }
 
     /// # Errors
     /// Not enough memory.

@@ -1,8 +1,9 @@
 //! Engines: what samples and what learns (floor 2). Two real ones behind one [contract]: [`toy`] (plain Rust) and
-//! [`torch`] (libtorch).
+//! [`torch`] (libtorch); and one that takes the time that accelerators would, [`emulation`].
 
 pub mod contract;
 pub mod critic;
+pub mod emulation;
 pub mod kept;
 pub mod observed;
 pub mod reference;

@@ -5,6 +5,7 @@ use crate::engine::spec::Sampling;
 use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::data::Data;
+use crate::jobs::emulation::Emulation;
 use crate::jobs::encode::Encoder;
 use crate::jobs::eval::{self, Evaluation, Evaluator, Mode};
 use crate::jobs::recovery::Origin;
@@ -14,7 +15,7 @@ use crate::jobs::summary::{Ending, Evaluations, Summary};
 use crate::jobs::training::{self, Training};
 use crate::jobs::{Output, print, program, say};
 use crate::spec::{EvalWhen, Spec};
-use crate::store::{RunFolder, write_metrics};
+use crate::store::{self, RunFolder, write_metrics};
 use crate::tasks::prompts::Use;
 use crate::tasks::source;
 use std::collections::BTreeMap;
@@ -106,7 +107,12 @@ impl Course {
             }
             None => None,
         };
-        let summary = Summary::new(&spec, &outcome, ending, [before, after]);
+        let mut summary = Summary::new(&spec, &outcome, ending, [before, after]);
+        if let Some(done) = engine.emulated() {
+            summary.emulation = Emulation::of(&spec, done, &outcome, &store::metrics(folder)?)?;
+            // It knows the machine's processors, not those accelerators.
+            summary.advice = None;
+        }
         match output {
             Output::Text => print(&summary)?,
             Output::Json => print(serde_json::to_string(&summary).unwrap_or_default())?,

@@ -8,7 +8,7 @@ use crate::jobs::reference::{self, Loaded, Recorded, Referee, Refreshed};
 use crate::jobs::retrace::Retrace;
 use crate::jobs::run::{torch, toy};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
-use crate::jobs::{Output, identity, say, told};
+use crate::jobs::{Output, emulation, identity, say, told};
 use crate::spec::{EngineKind, Spec};
 use crate::store::{Footer, LogReader, RunFolder};
 use crate::tasks::spec::Source;
@@ -70,6 +70,7 @@ pub fn replay(options: &Options) -> Result<()> {
     match spec.model.engine {
         EngineKind::Torch => retrace(&folder, &footer, &spec, options, torch),
         EngineKind::Toy => retrace(&folder, &footer, &spec, options, toy),
+        EngineKind::Emulation => retrace(&folder, &footer, &spec, options, emulation::open_timeless),
     }
 }
 

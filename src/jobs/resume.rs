@@ -6,7 +6,7 @@ use crate::jobs::course::Course;
 use crate::jobs::recovery::{Bits, recover};
 use crate::jobs::reference;
 use crate::jobs::run::{plan, torch, toy};
-use crate::jobs::{Output, curriculum, say, signals, told};
+use crate::jobs::{Output, curriculum, emulation, say, signals, told};
 use crate::spec::{EngineKind, Spec};
 use crate::store::ledger::State;
 use crate::store::{LogReader, RunFolder, read_json_rows};
@@ -42,6 +42,7 @@ pub fn resume(options: &Options) -> Result<()> {
     let result = match spec.model.engine {
         EngineKind::Torch => go_on(&folder, spec, options, torch),
         EngineKind::Toy => go_on(&folder, spec, options, toy),
+        EngineKind::Emulation => go_on(&folder, spec, options, emulation::open),
     };
     drop(lock);
     result

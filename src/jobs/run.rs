@@ -7,6 +7,7 @@ use crate::engine::toy::ToyEngine;
 use crate::error::{Error, Result};
 use crate::jobs::course::Course;
 use crate::jobs::critic::engine::{FOLDER, WithCritic};
+use crate::jobs::emulation;
 use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
 use crate::jobs::reference;
@@ -26,6 +27,7 @@ pub fn run(spec: Spec, output: Output) -> Result<()> {
     match spec.model.engine {
         EngineKind::Torch => start(torch, spec, output),
         EngineKind::Toy => start(toy, spec, output),
+        EngineKind::Emulation => start(emulation::open, spec, output),
     }
 }
 
@@ -162,6 +164,14 @@ fn schedule(spec: &ScheduleSpec) -> String {
     }
 }
 
+/// Workers by their numbers; many in a row by the first and the last.
+fn told(workers: &[usize]) -> String {
+    match workers {
+        [first, .., last] if workers.len() > 8 && last - first + 1 == workers.len() => format!("{first} to {last}"),
+        _ => format!("{workers:?}"),
+    }
+}
+
 /// What the run will do, in a few lines.
 pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
     let tasks: Vec<String> = match &spec.data {
@@ -171,13 +181,14 @@ pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
     let model = match spec.model.engine {
         EngineKind::Torch => spec.model.path.display().to_string(),
         EngineKind::Toy => "the toy engine".to_owned(),
+        EngineKind::Emulation => format!("{} accelerators that are emulated", spec.worker_count()),
     };
     let w = &spec.workers;
     format!(
         "run       {}\nmodel     {model}: {}, {}\nprompts   {}\n\
          step      {} rollouts = {} groups of {}; {} steps\n\
          schedule  {}\n\
-         workers   generate on {:?} ({} slots, {} thread each), train on {:?} ({} thread)",
+         workers   generate on {} ({} slots, {} thread each), train on {:?} ({} thread)",
         spec.output.display(),
         engine.describe(),
         spec.model.device,
@@ -187,7 +198,7 @@ pub fn plan<E: Engine>(spec: &Spec, engine: &E) -> String {
         spec.batch.group_size,
         spec.steps,
         schedule(&spec.schedule),
-        w.generators,
+        told(&w.generators),
         spec.generate.slots,
         w.generator_threads,
         w.learners,

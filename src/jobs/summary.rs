@@ -1,6 +1,7 @@
 //! The end of a run, on one screen: what was learned, at what lag, where the time went, what to type next.
 
 use crate::jobs::advice::{Layout, advice};
+use crate::jobs::emulation::Emulation;
 use crate::jobs::eval::{self, Evaluation};
 use crate::jobs::pace::Pacing;
 use crate::jobs::program;
@@ -78,6 +79,8 @@ pub struct Summary {
     pub generating: Pacing,
     /// Where rewards came from outside.
     pub rewards: Option<Stats>,
+    /// Of accelerators that are emulated.
+    pub emulation: Option<Emulation>,
     pub before: Option<Evaluations>,
     pub after: Option<Evaluations>,
 }
@@ -125,6 +128,7 @@ impl Summary {
             advice,
             generating: outcome.pacing.clone(),
             rewards: outcome.rewards.clone(),
+            emulation: None,
             before,
             after,
         }
@@ -231,6 +235,7 @@ impl fmt::Display for Summary {
             let ms = |seconds: Option<f64>| number(seconds.map(|s| 1e3 * s), 1);
             writeln!(f, "latency mean {} ms, p99 {} ms", ms(r.latency_mean_s), ms(r.latency_p99_s))?;
         }
+        s.emulation.iter().try_for_each(|emulation| writeln!(f, "{emulation}"))?;
         let (run, tidegate) = (s.run.display(), program());
         writeln!(f, "model     {run}/checkpoints/step-{:08}", s.last_step)?;
         match s.ending {

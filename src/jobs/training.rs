@@ -59,6 +59,8 @@ pub struct Outcome<W> {
     pub learner_outside: Option<f64>,
     pub generators_outside: Option<f64>,
     pub pacing: Pacing,
+    /// On the processors, all workers together, seconds.
+    pub processor_s: f64,
     /// Where each generator's time went.
     pub generators: Vec<GeneratorShares>,
 }
@@ -156,6 +158,7 @@ where
         learner_outside: time(&[plan.learner], learner_library),
         generators_outside: time(&plan.generators, generator_library),
         pacing: counters.pace.pacing(),
+        processor_s: report.workers.iter().map(|time| time.processor_ns as f64 / 1e9).sum(),
         generators,
         sealed,
         faults: report.faults,

@@ -19,6 +19,7 @@ const MOST_THREADS: u16 = 128;
 
 impl Spec {
     pub(super) fn validate(&self) -> Result<()> {
+        self.validate_emulation()?;
         self.validate_batch()?;
         self.validate_schedule()?;
         self.validate_workers()?;
@@ -195,7 +196,9 @@ impl Spec {
             check_threads(key.0, key.1)?;
         }
         let roles = |worker: &usize| w.generators.contains(worker) || w.learners.contains(worker);
-        if let Some(idle) = (0..self.worker_count()).find(|worker| !roles(worker)) {
+        // Of emulated accelerators that train one stands for all.
+        let idle = (0..self.worker_count()).find(|worker| !roles(worker)).filter(|_| self.emulated().is_none());
+        if let Some(idle) = idle {
             let why = format!("worker {idle} has nothing to do: indices count from 0 without gaps");
             return Err(Error::config("workers.generators", format!("{:?}", w.generators), why));
         }

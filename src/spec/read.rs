@@ -94,7 +94,8 @@ fn assign(table: &mut toml::Table, set: &str) -> Result<()> {
 }
 
 /// Keys whose tables have one shape or another (or are absent by default): serde checks what is in them.
-const CHECKED_LATER: [&str; 6] = ["data", "eval.data", "reward", "schedule.steps", "learn.loss", "learn.aggregation"];
+const CHECKED_LATER: [&str; 7] =
+    ["data", "emulation", "eval.data", "reward", "schedule.steps", "learn.loss", "learn.aggregation"];
 
 /// Names the first key that no spec has, with the nearest one that exists.
 fn refuse_unknown(given: &toml::Table, known: &toml::Table, prefix: &str) -> Result<()> {

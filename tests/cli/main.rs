@@ -12,6 +12,7 @@ mod critic;
 mod curriculum;
 mod curves;
 mod disk;
+mod emulation;
 mod ending;
 mod estimators;
 mod eval;

@@ -62,6 +62,10 @@ pub fn eval(options: &Options) -> Result<()> {
     match subject.spec.model.engine {
         EngineKind::Torch => answer(torch(&subject.spec, folder)?, &subject, options, &interrupt),
         EngineKind::Toy => answer(toy(&subject.spec, folder)?, &subject, options, &interrupt),
+        EngineKind::Emulation => {
+            let why = "emulated accelerators answer nothing; allowed: torch, toy";
+            Err(Error::config("model.engine", "emulation", why))
+        }
     }
 }
 

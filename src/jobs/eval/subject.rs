@@ -112,7 +112,7 @@ fn newest(run: &RunFolder, spec: &Spec) -> Result<(Option<PathBuf>, Version)> {
     let Some(step) = run.checkpointed_steps()?.pop() else {
         let began = match spec.model.engine {
             EngineKind::Torch => format!("; what it began with is {}", spec.model.path.display()),
-            EngineKind::Toy => String::new(),
+            EngineKind::Toy | EngineKind::Emulation => String::new(),
         };
         let why = format!("has no checkpoint yet: one is written every checkpoint.every_minutes, and at a run's end{began}");
         return Err(Error::file(run.path(), why));

@@ -26,6 +26,17 @@ pub struct Design {
     pub added: Vec<String>,
     /// What of each run is measured, where the cells are measurements and not runs.
     pub kl: Kl,
+    /// Two values of an axis whose throughput is compared; none by default.
+    pub speed_up: SpeedUp,
+}
+
+/// How much faster `of` is than `over`, both values of the axis `axis`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SpeedUp {
+    pub axis: String,
+    pub of: String,
+    pub over: String,
 }
 
 /// One thing that differs between cells.
@@ -143,6 +154,15 @@ impl Design {
         }
         if let Some(reach) = self.reach.iter().find(|reach| !reach.is_finite()) {
             return Err(Error::config("reach", reach, "mean rewards, for example [0.75]"));
+        }
+        let SpeedUp { axis, of, over } = &self.speed_up;
+        if self.speed_up != SpeedUp::default() {
+            let known = self.axis.iter().find(|known| known.name == *axis);
+            let has = |name: &String| known.is_some_and(|axis| axis.value.iter().any(|value| value.name == *name));
+            if !has(of) || !has(over) {
+                let told = format!("{axis}: {of} over {over}");
+                return Err(Error::config("speed_up", told, "an axis, and two of its values: of is divided by over"));
+            }
         }
         let sets = self.axis.iter().flat_map(|axis| &axis.value).flat_map(|value| &value.set).chain(&self.set);
         let owned = |set: &str| set.split_once('=').is_some_and(|(key, _)| matches!(key.trim(), "seed" | "output"));
@@ -269,6 +289,10 @@ mod tests {
             ("base='b'", "seeds = []: at least one"),
             ("base='b'\nseeds=[1,1]", "seeds = [1, 1]: at least one, each once"),
             ("base='b'\nseeds=[1]\nset=['seed = 3']", "set = seed = 3: the experiment sets seed and output itself"),
+            (
+                "base='b'\nseeds=[1]\nspeed_up={axis='a',of='x',over='y'}\n[[axis]]\nname='a'\nvalue=[{name='x'}]",
+                "speed_up = a: x over y: an axis, and two of its values",
+            ),
             ("base='b'\nseeds=[1]\n[[axis]]\nname='a'", "axis.value of a = : at least one"),
             ("base='b'\nseeds=[1]\nreach=[0.5,inf]", "reach = inf: mean rewards"),
             ("base='b'\nseeds=[1]\n[[axis]]\nvalue=[{name='x'}]", "axis.name = : each axis has a name"),

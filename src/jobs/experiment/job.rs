@@ -2,10 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::jobs::experiment::cell::run;
-use crate::jobs::experiment::design::{Cell, Design};
-use crate::jobs::experiment::kl;
-use crate::jobs::experiment::results::{Outcome, Results, Row};
+use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
+use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
 use crate::jobs::experiment::table::{Form, table};
+use crate::jobs::experiment::{kl, speed_up};
 use crate::jobs::{print, say, signals};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -90,7 +90,11 @@ pub fn experiment(options: &Options) -> Result<()> {
     print(match design.kl.is_on() {
         true => kl::table::table(&design, &cells, &results, options.form),
         false => table(&design, &cells, &results, options.form),
-    })
+    })?;
+    if design.speed_up == SpeedUp::default() {
+        return Ok(());
+    }
+    print(format_args!("\n{}", speed_up::table(&design, &cells, &results, options.form)))
 }
 
 /// Holds an experiment's file as long as its cells run: two at once would take each other's results, and each other's runs.
@@ -182,6 +186,10 @@ fn folder_name(design: &Design, cell: &Cell) -> PathBuf {
 fn told(row: &Row) -> String {
     match &row.outcome {
         Outcome::Failed { exit, error } => format!("failed with exit code {exit} after {:.0} s: {error}", row.seconds),
+        Outcome::Done(Figures { emulation: Some(of), .. }) => {
+            let said = of.formula.map_or(f64::NAN, |formula| of.measured.tokens / formula.tokens);
+            format!("{:.3} tokens a flash, {:.1} % of the formulas', {:.0} s", of.measured.tokens, 100.0 * said, row.seconds)
+        }
         Outcome::Done(figures) => {
             let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1} %", 100.0 * rate));
             let lag = figures.lag_mean.map_or_else(|| "-".to_owned(), |lag| format!("{lag:.2}"));

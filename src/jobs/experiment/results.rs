@@ -2,6 +2,7 @@
 
 use crate::durable::write_sealed;
 use crate::error::{Error, Result};
+use crate::jobs::emulation::Emulation;
 use crate::jobs::experiment::design::Cell;
 use crate::jobs::experiment::kl::measure::Divergence;
 use crate::kernel::mean::Mean;
@@ -72,6 +73,16 @@ pub struct Figures {
     pub success_before: Option<f64>,
     pub success: Option<f64>,
     pub success_greedy: Option<f64>,
+    /// Of accelerators that are emulated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub emulation: Option<Box<Emulation>>,
+}
+
+impl Figures {
+    /// Tokens trained.
+    pub fn tokens_a_second(&self) -> f64 {
+        self.trained_tokens as f64 / self.training_s.max(1e-9)
+    }
 }
 
 /// The steps from the last point to `step`, this one included.

@@ -1,5 +1,6 @@
 //! What an experiment came to: a row for each setting, means and deviations over its seeds.
 
+use crate::jobs::emulation::{Emulation, Figures as Said};
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::reached::reached;
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
@@ -32,6 +33,33 @@ const COLUMNS: [Column; 9] = [
     Column { name: "training s", of: |f| Some(f.training_s), unit: Unit::Digits(1) },
 ];
 
+/// Where accelerators are emulated: what was measured beside what a plan says, and what coordination added to a decode step and to the
+/// training of a step.
+const EMULATED: [Column; 12] = [
+    Column { name: "tokens/flash", of: |f| emulated(f, |e| e.measured.tokens), unit: Unit::Digits(3) },
+    Column { name: "formulas", of: |f| f.emulation.as_ref()?.formula.map(|of| of.tokens), unit: Unit::Digits(3) },
+    Column { name: "simulation", of: |f| f.emulation.as_ref()?.simulated.map(|of| of.tokens), unit: Unit::Digits(3) },
+    Column { name: "of formulas %", of: |f| share(f, |e| e.formula), unit: Unit::Percent },
+    Column { name: "of simulation %", of: |f| share(f, |e| e.simulated), unit: Unit::Percent },
+    Column { name: "max lag", of: |f| f.lag_max.map(|lag| lag as f64), unit: Unit::Digits(0) },
+    Column { name: "bound", of: |f| Some(f.lag_bound as f64), unit: Unit::Digits(0) },
+    Column { name: "lag", of: |f| emulated(f, |e| e.measured.mean_lag), unit: Unit::Digits(1) },
+    Column { name: "decode ms", of: |f| emulated(f, |e| 1e3 * e.decode_step.planned_s), unit: Unit::Digits(0) },
+    Column { name: "added ms", of: |f| emulated(f, |e| 1e3 * e.decode_step.added_s), unit: Unit::Digits(1) },
+    Column { name: "step ms", of: |f| emulated(f, |e| 1e3 * e.training_step.planned_s), unit: Unit::Digits(0) },
+    Column { name: "processors", of: |f| emulated(f, |e| e.processor), unit: Unit::Digits(2) },
+];
+
+fn emulated(figures: &Figures, of: fn(&Emulation) -> f64) -> Option<f64> {
+    figures.emulation.as_deref().map(of)
+}
+
+/// What is measured over what is said.
+fn share(figures: &Figures, said: fn(&Emulation) -> Option<Said>) -> Option<f64> {
+    let emulation = figures.emulation.as_deref()?;
+    said(emulation).map(|said| emulation.measured.tokens / said.tokens)
+}
+
 /// How a table is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -42,15 +70,12 @@ pub enum Form {
 /// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more. For each
 /// reward that a design has to reach there are three more columns: how many runs reached it, and when those did.
 pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
-    let mut table = Table::new();
-    table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
+    let emulates = |cell: &Cell| results.of(cell).and_then(figures).is_some_and(|figures| figures.emulation.is_some());
+    let columns: &[Column] = if cells.iter().any(emulates) { &EMULATED } else { &COLUMNS };
     let axes = design.axis.iter().map(|axis| axis.name.clone());
-    let columns = ["runs", "failed"].into_iter().chain(COLUMNS.iter().map(|column| column.name)).map(str::to_owned);
+    let heads = ["runs", "failed"].into_iter().chain(columns.iter().map(|column| column.name)).map(str::to_owned);
     let reach = design.reach.iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
-    table.set_header(axes.chain(columns).chain(reach).collect::<Vec<_>>());
-    for column in table.column_iter_mut().skip(design.axis.len()) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = framed(axes.chain(heads).chain(reach).collect(), design.axis.len(), form);
     for setting in cells.iter().filter(|cell| Some(&cell.seed) == design.seeds.first()) {
         let rows: Vec<&Row> =
             cells.iter().filter(|cell| cell.at == setting.at).filter_map(|cell| results.of(cell)).collect();
@@ -58,9 +83,20 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
         let mut line = setting.at.clone();
         line.push(rows.len().to_string());
         line.push((rows.len() - done.len()).to_string());
-        line.extend(COLUMNS.iter().map(|column| told(column, &done)));
+        line.extend(columns.iter().map(|column| told(column, &done)));
         line.extend(design.reach.iter().flat_map(|reward| when(&rows, *reward)));
         table.add_row(line);
+    }
+    table
+}
+
+/// An empty table; its first `left` columns are words, the others numbers.
+pub(super) fn framed(heads: Vec<String>, left: usize, form: Form) -> Table {
+    let mut table = Table::new();
+    table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
+    table.set_header(heads);
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
     }
     table
 }

@@ -36,8 +36,7 @@ pub struct Scene {
     pub seed: u64,
 }
 
-/// What it came to in the steady state: without the first half of the steps, which fills the pipeline, and the last ones, for which
-/// nothing more is admitted.
+/// What it came to in the [steady state](Span).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Simulated {
     pub rate: Rate,
@@ -102,6 +101,7 @@ struct Generator {
 /// The state of a simulation.
 struct World<'a> {
     scene: &'a Scene,
+    span: Span,
     now: f64,
     events: BinaryHeap<Reverse<(Time, u64, Event)>>,
     scheduled: u64,
@@ -147,6 +147,26 @@ impl Ord for Time {
     }
 }
 
+/// The steps of a run that are its steady state: without those that fill the pipeline and, of a pipeline, those for which less and less
+/// is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// It is measured from the end of this step, half of them and whole phases, ...
+    pub after: u64,
+    /// ... to the end of this one: from the next one on admission is bounded by the run's end.
+    pub last: u64,
+}
+
+impl Span {
+    /// Of a run of so many steps.
+    pub fn of(schedule: Schedule, steps: u64) -> Span {
+        let phase = schedule.phase().unwrap_or(1);
+        let after = (steps / 2).div_ceil(phase) * phase;
+        let full = steps - schedule.bound().min(steps);
+        Span { after, last: if schedule.phase().is_some() { steps } else { full.max(after + 1) } }
+    }
+}
+
 /// Runs a scene to its last step; None where it cannot: no generator, no trainer, or slots below the group's size.
 pub fn simulate(scene: &Scene) -> Option<Simulated> {
     if scene.generators == 0
@@ -167,7 +187,7 @@ pub fn simulate(scene: &Scene) -> Option<Simulated> {
             Event::Rewarded(sequence) => world.rewarded(sequence),
             Event::Trained => world.trained(),
         }
-        if world.version >= world.last() {
+        if world.version >= world.span.last {
             break;
         }
         world.admit();
@@ -183,6 +203,7 @@ impl<'a> World<'a> {
         let by_turns = scene.schedule.phase().is_some();
         World {
             scene,
+            span: Span::of(scene.schedule, scene.steps),
             now: 0.0,
             events: BinaryHeap::new(),
             scheduled: 0,
@@ -357,22 +378,10 @@ impl<'a> World<'a> {
         for group in groups {
             self.groups[group].done = Vec::new();
         }
-        if self.half.is_none() && self.version >= self.warm() {
+        if self.half.is_none() && self.version >= self.span.after {
             self.half = Some((self.now, self.generators.iter().map(|g| g.idle_until(self.now)).collect()));
             self.idle = 0.0;
         }
-    }
-
-    /// The step after which it is measured: half of them, and whole phases.
-    fn warm(&self) -> u64 {
-        let phase = self.scene.schedule.phase().unwrap_or(1);
-        (self.scene.steps / 2).div_ceil(phase) * phase
-    }
-
-    /// The last step that is measured: from the one after it on admission is bounded by the run's end.
-    fn last(&self) -> u64 {
-        let (schedule, steps) = (self.scene.schedule, self.scene.steps);
-        if schedule.phase().is_some() { steps } else { (steps - schedule.bound().min(steps)).max(self.warm() + 1) }
     }
 
     fn result(self) -> Option<Simulated> {

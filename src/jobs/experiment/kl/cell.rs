@@ -30,6 +30,10 @@ use tidegate_operators::record::{Group, Rollout, Version};
 pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -> Result<Row> {
     let spec = Spec::load(&design.base, &cell.sets)?;
     let place = design.kl.place(&cell.at)?;
+    if spec.model.engine == EngineKind::Emulation {
+        let why = "an emulated policy has no distribution to measure; torch or toy have one";
+        return Err(Error::config("model.engine", "emulation", why));
+    }
     let run = match made(&spec, folder) {
         Some(run) => run,
         None => make(design, cell, folder, interrupt)?,
@@ -37,7 +41,7 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
     let started = Instant::now();
     let measured = match spec.model.engine {
         EngineKind::Torch => measured(torch, &spec, &design.kl, place, &run, interrupt),
-        EngineKind::Toy => measured(toy, &spec, &design.kl, place, &run, interrupt),
+        EngineKind::Toy | EngineKind::Emulation => measured(toy, &spec, &design.kl, place, &run, interrupt),
     };
     Ok(Row {
         at: cell.at.clone(),
