@@ -12,7 +12,7 @@ use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
 use crate::jobs::summary::{Ending, Evaluations, Summary};
 use crate::jobs::training::{self, Training};
-use crate::jobs::{Output, print, program, say};
+use crate::jobs::{Output, outcome, print, program, say};
 use crate::spec::{EvalWhen, Spec};
 use crate::store::{RunFolder, write_metrics};
 use crate::tasks::prompts::Use;
@@ -107,6 +107,7 @@ impl Course {
             None => None,
         };
         let summary = Summary::new(&spec, &outcome, ending, [before, after]);
+        outcome::write(folder, &summary, &engine.describe())?;
         match output {
             Output::Text => print(&summary)?,
             Output::Json => print(serde_json::to_string(&summary).unwrap_or_default())?,

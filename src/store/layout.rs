@@ -9,6 +9,7 @@
 //!   checkpoints/step-00000040/         weights, optimizer, state; `evaluation.json` where it was evaluated
 //!   checkpoints/best                   a link to the best of them, where they are
 //!   metrics.parquet                    one row a step, derived at a clean end
+//!   summary.json                       what the run came to, at a clean end
 //! ```
 //!
 //! Whatever is not finished has a name that ends in `.tmp` (`crate::durable`), so that `rollouts/*.parquet` never matches it.

@@ -1,6 +1,7 @@
 //! Sums over the rows of a run: of each step by itself, then of the steps one after the other.
 
 use crate::error::{Error, Result};
+use crate::jobs::analyze::{Beside, Place};
 use crate::jobs::analyze::kept::{Bar, PromptCounts, Top, logp_mean};
 use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
@@ -107,12 +108,19 @@ pub(super) struct Bars {
 }
 
 impl Summed {
-    /// Reads the `index`-th part of a log.
+    /// Reads a part of a log, and makes what else is made of it.
     ///
     /// # Errors
     /// A damaged file; a column or value that is not the log's.
-    pub(super) fn read(part: &mut Viewed<'_>, source: Source, index: usize, bars: &mut Bars) -> Result<Summed> {
+    pub(super) fn read<B: Beside>(
+        part: &mut Viewed<'_>,
+        source: Source,
+        place: Place,
+        bars: &mut Bars,
+    ) -> Result<(Summed, B)> {
         let footer = part.footer()?;
+        let (index, mut beside) = (place.index, B::default());
+        beside.begin(place, &footer);
         let mut summed = Summed {
             path: part.path().to_owned(),
             notes: Vec::new(),
@@ -125,6 +133,7 @@ impl Summed {
         summed.notes = part.rows(|place, row| {
             if source == Source::Current || *row.status != Status::Waiting {
                 summed.sums.row(place, &row, &mut summed.interval);
+                beside.row(place, &row);
             }
         })?;
         let Sums { lag, longest, surprising, .. } = &mut summed.sums;
@@ -133,7 +142,7 @@ impl Summed {
         longest.read(&bars.longest, index, |place| part.completion(place))?;
         surprising.read(&bars.surprising, index, |place| part.completion(place))?;
         summed.raise(bars, index);
-        Ok(summed)
+        Ok((summed, beside))
     }
 
     /// Raises the bars for parts that count beside this one.
@@ -370,7 +379,7 @@ fn extend(range: &mut Option<(u64, u64)>, step: u64) {
 }
 
 /// The bound on lag of the spec in the footer.
-fn bound(footer: &Footer) -> Option<u64> {
+pub(crate) fn bound(footer: &Footer) -> Option<u64> {
     let mut spec: toml::Table = footer.info.spec.parse().ok()?;
     let schedule: ScheduleSpec = spec.remove("schedule")?.try_into().ok()?;
     Some(schedule.schedule().bound())

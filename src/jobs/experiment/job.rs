@@ -5,6 +5,7 @@ use crate::jobs::experiment::cell::run;
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Outcome, Results, Row};
 use crate::jobs::experiment::table::{Form, table};
+use crate::jobs::report::write_experiment;
 use crate::jobs::{print, say, signals};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -26,6 +27,8 @@ pub struct Options {
     pub results: Option<PathBuf>,
     pub work: Work,
     pub form: Form,
+    /// Where a page with its table and curves goes.
+    pub html: Option<PathBuf>,
 }
 
 /// What is done about cells.
@@ -79,6 +82,9 @@ pub fn experiment(options: &Options) -> Result<()> {
             say(format_args!("          {}; about {left:.0} min left", told(&row)));
             results.keep(row)?;
         }
+    }
+    if let Some(file) = &options.html {
+        write_experiment(&stem.to_string_lossy(), &design, &cells, &results, file)?;
     }
     print(table(&design, &cells, &results, options.form))
 }

@@ -42,23 +42,34 @@ pub enum Form {
 pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
     let mut table = Table::new();
     table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
-    let axes = design.axis.iter().map(|axis| axis.name.clone());
-    let columns = ["runs", "failed"].into_iter().chain(COLUMNS.iter().map(|column| column.name)).map(str::to_owned);
-    table.set_header(axes.chain(columns).collect::<Vec<_>>());
+    table.set_header(header(design));
     for column in table.column_iter_mut().skip(design.axis.len()) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    for setting in cells.iter().filter(|cell| Some(&cell.seed) == design.seeds.first()) {
+    for (at, row) in rows(design, cells, results) {
+        table.add_row(at.into_iter().chain(row));
+    }
+    table
+}
+
+/// The names of the table's columns: the axes, then the figures.
+pub fn header(design: &Design) -> Vec<String> {
+    let axes = design.axis.iter().map(|axis| axis.name.clone());
+    let columns = ["runs", "failed"].into_iter().chain(COLUMNS.iter().map(|column| column.name)).map(str::to_owned);
+    axes.chain(columns).collect()
+}
+
+/// The settings, in the order of the axes, each with what stands behind it in the table.
+pub fn rows(design: &Design, cells: &[Cell], results: &Results) -> Vec<(Vec<String>, Vec<String>)> {
+    let row = |setting: &Cell| {
         let rows: Vec<&Row> =
             cells.iter().filter(|cell| cell.at == setting.at).filter_map(|cell| results.of(cell)).collect();
         let done: Vec<&Figures> = rows.iter().filter_map(|row| figures(row)).collect();
-        let mut line = setting.at.clone();
-        line.push(rows.len().to_string());
-        line.push((rows.len() - done.len()).to_string());
+        let mut line = vec![rows.len().to_string(), (rows.len() - done.len()).to_string()];
         line.extend(COLUMNS.iter().map(|column| told(column, &done)));
-        table.add_row(line);
-    }
-    table
+        (setting.at.clone(), line)
+    };
+    cells.iter().filter(|cell| Some(&cell.seed) == design.seeds.first()).map(row).collect()
 }
 
 fn figures(row: &Row) -> Option<&Figures> {
@@ -81,7 +92,7 @@ fn told(column: &Column, done: &[&Figures]) -> String {
 }
 
 /// Mean and sample deviation (n - 1): None of nothing, no deviation of one.
-fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
+pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
     let n = values.len() as f64;
     let mean = (!values.is_empty()).then(|| values.iter().sum::<f64>() / n)?;
     let squares: f64 = values.iter().map(|x| (x - mean).powi(2)).sum();
