@@ -99,8 +99,14 @@ struct Script {
 
 const ASSETS: &str = "src/jobs/report/assets";
 const SCRIPTS: [Script; 2] = [
-    Script { file: "d3.min.js", package: "d3", version: "7.9.2", licence: "ISC", hash: "" },
-    Script { file: "plot.umd.min.js", package: "@observablehq/plot", version: "0.6.17", licence: "ISC", hash: "" },
+    Script { file: "d3.min.js", package: "d3", version: "7.9.2", licence: "ISC", hash: "0d7e62ece5eb9556" },
+    Script {
+        file: "plot.umd.min.js",
+        package: "@observablehq/plot",
+        version: "0.6.17",
+        licence: "ISC",
+        hash: "175868b527ef2255",
+    },
 ];
 
 /// Catches a script that was changed or replaced without its line here, and one whose licence was left behind.

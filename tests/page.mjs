@@ -76,7 +76,7 @@ async function one() {
   right(`found ${await page.textContent("#found")}`, (await page.textContent("#found")).startsWith("1 of "));
   right("what was found is not marked", (await page.locator("#list mark").count()) > 0);
   await page.locator("#list .turn").first().click();
-  const text = await page.locator(".rollout .tokens").innerText();
+  const text = await page.locator(".rollout .prompt").innerText();
   right(`the hostile text reads ${JSON.stringify(text)}`, text.includes("</script><img src=x onerror=alert(1)>") && text.includes("␀") && text.includes("⟨U+202E⟩"));
   right("a text of the run became an element", (await page.locator(".rollout img, .rollout script, #list img").count()) === 0);
   await page.fill("#search", "nothing has this in it");
@@ -84,7 +84,7 @@ async function one() {
   await page.fill("#search", "");
 
   // Against time, dark, on paper, narrow.
-  const path = () => page.locator("#learning svg path").first().getAttribute("d");
+  const path = () => page.locator("#learning svg").first().innerHTML();
   const before = await path();
   await page.getByText("time", { exact: true }).first().click();
   right("curves are the same against time", (await path()) !== before);

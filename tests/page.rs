@@ -19,6 +19,7 @@ use tidegate_operators::record::{Group, Metrics, Prompt, Reason, Rollout, Sealed
 use tidegate_operators::seal::Log;
 
 const HOSTILE: &str = "needle </script><img src=x onerror=alert(1)>\u{0}\u{1b}[2J\u{202e}<!--\u{2028}🦀\u{fffd}";
+const REFUSED: &str = "</script><b>no";
 const STEPS: u64 = 30;
 const BATCH: u64 = 8;
 const MS: i64 = 1_000_000;
@@ -77,15 +78,16 @@ fn run(place: &Path, name: &str, slow: i64) -> PathBuf {
             let group = Arc::make_mut(&mut rollouts[5].group);
             (group.prompt.text, group.prompt.task) = (HOSTILE.to_owned(), "<b>".to_owned());
             rollouts[5].reward_parts = vec![(HOSTILE.to_owned(), 1.0)];
-            rollouts[5].text = "a".repeat(3000);
+            rollouts[5].text = HOSTILE.to_owned();
             rollouts[5].tokens = (0..3000).map(|i| i % 20 + 1).collect();
-            for list in [&mut rollouts[5].logp_behavior, &mut rollouts[5].logp_current, &mut rollouts[5].advantage] {
+            let long = &mut rollouts[5];
+            for list in [&mut long.logp_behavior, &mut long.logp_current, &mut long.advantage] {
                 *list = vec![-0.5; 3000];
             }
             (rollouts[5].mask, rollouts[5].version) = (vec![true; 3000], vec![0; 3000]);
             let discarded =
-                Rollout { status: Status::Discarded(Reason::BadTokens(HOSTILE.to_owned())), ..rollout(3, 9, slow) };
-            rollouts.push(Rollout { reward: None, reward_error: Some(HOSTILE.to_owned()), ..discarded });
+                Rollout { status: Status::Discarded(Reason::BadTokens(REFUSED.to_owned())), ..rollout(3, 9, slow) };
+            rollouts.push(Rollout { reward: None, reward_error: Some(REFUSED.to_owned()), ..discarded });
         }
         let ns = |ms: u64| ms * slow as u64 * MS as u64;
         let solved = rollouts.iter().filter(|row| row.reward == Some(1.0)).count();
@@ -205,7 +207,7 @@ fn pages_say_what_the_log_says() {
     assert_eq!((hostile["tokens"].as_u64(), hostile["pieces"].as_array().unwrap().len()), (Some(3000), 3000));
     assert_eq!((&hostile["pieces"][0], &hostile["versions"]), (&"a".into(), &serde_json::json!([[3000, 0]])));
     let refused = shown.iter().find(|one| !one["reward_error"].is_null()).unwrap();
-    assert_eq!((&refused["reward_error"], &refused["lag_mean"]), (&HOSTILE.into(), &Value::Null));
+    assert_eq!((&refused["reward_error"], &refused["lag_mean"]), (&REFUSED.into(), &Value::Null));
     // Steps 13 to 20: each has 40 ms, and sequences of two workers in slots.
     let line = &run["timeline"];
     let ended: Vec<u64> = line["steps"].as_array().unwrap().iter().map(|step| step["step"].as_u64().unwrap()).collect();

@@ -14,8 +14,8 @@ mod text;
 mod values;
 
 pub(crate) use collect::bound;
-pub(crate) use kept::logp_mean;
 pub use kept::MAX_PROMPTS;
+pub(crate) use kept::logp_mean;
 pub use report::{Interval, LagRow, Report, RunReport, Solved};
 
 use crate::error::{Error, Result};
@@ -134,9 +134,8 @@ pub(crate) fn report_beside<B: Beside>(
     let bars = Mutex::new(Bars::default());
     let lock = || bars.lock().unwrap_or_else(PoisonError::into_inner);
     let begin = || lock().clone();
-    let read = |bars: &mut Bars, index: usize, part: &mut Viewed<'_>| {
-        Summed::read::<B>(part, sources[index], place(index), bars)
-    };
+    let read =
+        |bars: &mut Bars, index: usize, part: &mut Viewed<'_>| Summed::read::<B>(part, sources[index], place(index), bars);
     scan(&log, threads, begin, read, |index, path, summed| {
         match summed {
             _ if collector.gave_up(path) => {}

@@ -1,13 +1,13 @@
 //! Sums over the rows of a run: of each step by itself, then of the steps one after the other.
 
 use crate::error::{Error, Result};
-use crate::jobs::analyze::{Beside, Place};
 use crate::jobs::analyze::kept::{Bar, PromptCounts, Top, logp_mean};
 use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
 use crate::jobs::analyze::sizes::Sizes;
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::jobs::analyze::values::ValueSums;
+use crate::jobs::analyze::{Beside, Place};
 use crate::kernel::mean::Mean;
 use crate::spec::ScheduleSpec;
 use crate::store::schema::stop_text;

@@ -51,6 +51,9 @@ enum Scale {
     Times,
 }
 
+/// A factor that is larger says nothing but that one of the two is about 0.
+const MOST_TIMES: f64 = 1000.0;
+
 /// A figure of a run, with the standard error of a mean or 0.
 type Figure = Option<(f64, f64)>;
 
@@ -117,7 +120,7 @@ fn measures(runs: &[RunData], reports: &[RunReport]) -> Vec<Measure> {
         measure(
             "KL of the behavior from the current policy, nats a token",
             Cause,
-            Times,
+            Apart(0.001),
             number,
             report(|r| r.off_policy.k3),
         ),
@@ -222,6 +225,7 @@ impl Measure {
         }
         if let (Scale::Times, [Some((a, _)), Some((b, _))]) = (self.scale, &self.of[..])
             && a * b > 0.0
+            && (a / b).max(b / a) < MOST_TIMES
         {
             text += " ({} times)";
             figures.push(number((a / b).max(b / a)));

@@ -46,6 +46,11 @@ impl Kind {
         }
     }
 
+    /// Of so many: what is first and last is soon seen.
+    fn share(self, most: usize) -> usize {
+        if matches!(self, Kind::First | Kind::Last) { most.div_ceil(3) } else { most }
+    }
+
     /// The larger, the sooner it is shown; None of one that is none of these.
     fn measure(self, place: Place, row: &Row<'_>) -> Option<f64> {
         let measure = match self {
@@ -106,15 +111,15 @@ impl Picks {
             if let Some(measure) = kind.measure(place, row) {
                 let Place { index, part, .. } = place;
                 let candidate = Candidate { measure, hash, index, part, at, tokens: row.tokens };
-                keep(of, candidate, self.most);
+                keep(of, candidate, kind.share(self.most));
             }
         }
     }
 
     /// Adds what comes after.
     pub(super) fn merge(&mut self, other: Picks) {
-        for (of, others) in self.of.iter_mut().zip(other.of) {
-            others.into_iter().for_each(|candidate| keep(of, candidate, self.most));
+        for ((of, others), kind) in self.of.iter_mut().zip(other.of).zip(KINDS) {
+            others.into_iter().for_each(|candidate| keep(of, candidate, kind.share(self.most)));
         }
     }
 

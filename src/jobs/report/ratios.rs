@@ -38,10 +38,6 @@ impl Ratios {
         self.count += other.count;
     }
 
-    pub(super) fn count(&self) -> u64 {
-        self.count
-    }
-
     /// The ratio below or at which this share of the tokens has theirs, to within an eighth of its logarithm; None where there are none.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let wanted = ((share * self.count as f64).ceil() as u64).max(1);
@@ -102,6 +98,6 @@ mod tests {
         let found: Vec<f64> = [0.0, 0.1, 0.2, 0.5, 0.9, 1.0].map(|share| all.quantile(share).unwrap()).into();
         assert!(found.is_sorted() && found[0] == found[1] && found[3] == 1.0, "{found:?}");
         assert!((found[1].ln() + 0.5).abs() < 0.07 && (found[5].ln() - 2.0).abs() < 0.3, "{found:?}");
-        assert_eq!(all.count(), 10);
+        assert_eq!(all.count, 10);
     }
 }

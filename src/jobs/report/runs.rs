@@ -294,17 +294,32 @@ fn held_out(run: &Path, told: Option<&Told>) -> HeldOut {
     }
 }
 
-/// Names that tell paths apart, as short as they can be: what they share at their beginning is left out.
+/// Names that tell paths apart, as short as they can be: what they share at their beginning and at their end is left out, and of
+/// parts that are settings (`loss=ppo,max_lag=8`) those that are the same.
 pub(super) fn names(runs: &[PathBuf]) -> Vec<String> {
-    let parts: Vec<Vec<String>> = runs
-        .iter()
-        .map(|run| run.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect())
-        .collect();
-    let shortest = parts.iter().map(Vec::len).min().unwrap_or(0);
-    let shared = (0..shortest).take_while(|i| parts.iter().all(|part| part[*i] == parts[0][*i])).count();
-    // The same run twice, or a run and what is in it: a name all the same.
-    let from = |part: &Vec<String>| shared.min(part.len().saturating_sub(1));
-    parts.iter().map(|part| part[from(part)..].join("/")).collect()
+    let whole = |run: &PathBuf| run.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+    let mut parts: Vec<Vec<String>> = runs.iter().map(whole).collect();
+    for _ in 0..2 {
+        let shortest = parts.iter().map(Vec::len).min().unwrap_or(0);
+        let alike = |i: &usize| parts.iter().all(|part| part[*i] == parts[0][*i]);
+        // The same run twice, or a run and what is in it: a name all the same.
+        let shared = (0..shortest.saturating_sub(1)).take_while(alike).count();
+        parts.iter_mut().for_each(|part| drop(part.drain(..shared)));
+        // Then from the end.
+        parts.iter_mut().for_each(|part| part.reverse());
+    }
+    let joined: Vec<String> = parts.iter().map(|part| part.join("/")).collect();
+    let settings: Vec<Vec<&str>> = joined.iter().map(|name| name.split(',').collect()).collect();
+    let differs = |i: &usize| settings.iter().any(|of| of[*i] != settings[0][*i]);
+    let count = settings.first().map_or(0, Vec::len);
+    let kept: Vec<usize> = match settings.iter().all(|of| of.len() == count) {
+        true => (0..count).filter(differs).collect(),
+        false => Vec::new(),
+    };
+    match kept.is_empty() {
+        true => joined,
+        false => settings.iter().map(|of| kept.iter().map(|i| of[*i]).collect::<Vec<_>>().join(",")).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -316,7 +331,9 @@ mod tests {
         let of = |paths: &[&str]| names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(of(&["runs/demo"]), ["demo"]);
         assert_eq!(of(&["runs/a", "runs/b"]), ["a", "b"]);
-        assert_eq!(of(&["x/lag=0/seed-1", "x/lag=8/seed-1"]), ["lag=0/seed-1", "lag=8/seed-1"]);
+        assert_eq!(of(&["x/lag=0/seed-1", "x/lag=8/seed-1"]), ["lag=0", "lag=8"]);
+        assert_eq!(of(&["x/loss=a,lag=0/seed-1", "x/loss=a,lag=8/seed-2"]), ["lag=0/seed-1", "lag=8/seed-2"]);
+        assert_eq!(of(&["runs/a", "runs/a/rollouts/step-00000001.parquet"]), ["a", "a/rollouts/step-00000001.parquet"]);
         assert_eq!(of(&["runs/a", "runs/a"]), ["a", "a"]);
     }
 

@@ -220,7 +220,7 @@ fn waited(known: &Known<'_>) -> Option<Sentence> {
 /// What was sampled and not trained, and steps that taught nothing.
 fn left(known: &Known<'_>) -> Option<Sentence> {
     let statuses = known.report.statuses.iter().filter(|(status, _)| *status != "trained");
-    let mut parts: Vec<String> = statuses.map(|(status, n)| format!("{} {status}", count(*n))).collect();
+    let mut parts: Vec<String> = statuses.map(|(status, n)| format!("{} rollouts {status}", count(*n))).collect();
     if known.report.time.skipped_steps > 0 {
         parts.push(format!("{} steps left the weights as they were", count(known.report.time.skipped_steps)));
     }
@@ -270,7 +270,7 @@ pub(super) fn percent(share: f64) -> String {
     let percent = 100.0 * share;
     let end = percent.min(100.0 - percent);
     match end {
-        e if e == 0.0 => format!("{percent:.0} %"),
+        e if e.abs() < 5e-4 => format!("{percent:.0} %"),
         e if e > 0.0 && e < 0.05 => format!("{percent:.3} %"),
         _ => format!("{percent:.1} %"),
     }
@@ -306,7 +306,10 @@ mod tests {
             [0.0, 0.5, -1.234, 26.06, 1234.5, 0.000_12].map(number),
             ["0", "0.500", "-1.23", "26.1", "1,235", "1.2e-4"]
         );
-        assert_eq!([0.0, 0.5, 0.9996, 0.999_99, 1.0].map(percent), ["0 %", "50.0 %", "99.960 %", "99.999 %", "100 %"]);
+        assert_eq!(
+            [0.0, 0.5, 0.9996, 0.999_99, 1.0 - 1e-9].map(percent),
+            ["0 %", "50.0 %", "99.960 %", "99.999 %", "100 %"]
+        );
         assert_eq!([26.06, 59.6, 65.0, 3840.0].map(duration), ["26.1 s", "1 min 0 s", "1 min 5 s", "1 h 4 min"]);
         assert_eq!([list(&[]), list(&["a"]), list(&["a", "b", "c"])], ["", "a", "a, b and c"]);
     }

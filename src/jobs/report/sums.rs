@@ -10,6 +10,7 @@ use crate::store::Footer;
 use crate::store::schema::stop_text;
 use crate::store::view::Row;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use tidegate_operators::record::{Metrics, Status};
 
 /// Parts of the run that pictures tell apart from left to right.
@@ -138,13 +139,7 @@ impl PartSums {
         let length = row.version.len();
         for (tokens, version) in row.mask.ranges(length).flat_map(|range| row.version.runs(range)) {
             let lag = newest - version as i64;
-            let mut from = tokens.start;
-            while from < tokens.end {
-                let position = from * POSITIONS / length;
-                let to = ((position + 1) * length).div_ceil(POSITIONS).min(tokens.end);
-                time.lag[position].add(lag, to - from);
-                from = to;
-            }
+            add_lag(&mut time.lag, lag, &tokens, length);
             let ratios = self.ratios.entry(lag.clamp(-1, MAX_LAG_TOLD)).or_default();
             let both = row.logp_behavior.iter().zip(row.logp_current).take(tokens.end).skip(tokens.start);
             both.for_each(|(behavior, current)| ratios.add(current - behavior));
@@ -196,7 +191,7 @@ impl RunSums {
 
 impl Time {
     fn merge(&mut self, other: Time) {
-        for (first, last) in other.steps {
+        if let Some((first, last)) = other.steps {
             let (before, after) = self.steps.unwrap_or((first, last));
             self.steps = Some((before.min(first), after.max(last)));
         }
@@ -227,6 +222,23 @@ impl LagAt {
     }
 }
 
+/// Adds tokens in a row, of a response of so many, where they stand in it: in a response of fewer tokens than there are positions
+/// each position counts once, in a longer one each token.
+fn add_lag(positions: &mut [LagAt; POSITIONS], lag: i64, tokens: &Range<usize>, length: usize) {
+    if length < POSITIONS {
+        let [from, to] = [tokens.start, tokens.end].map(|token| (token * POSITIONS).div_ceil(length));
+        positions[from..to].iter_mut().for_each(|at| at.add(lag, 1));
+        return;
+    }
+    let mut from = tokens.start;
+    while from < tokens.end {
+        let position = from * POSITIONS / length;
+        let to = ((position + 1) * length).div_ceil(POSITIONS).min(tokens.end);
+        positions[position].add(lag, to - from);
+        from = to;
+    }
+}
+
 /// The length that one is counted as: itself, or beyond [`LENGTHS_TOLD`] the least of those that are counted together.
 fn length_told(tokens: usize) -> u32 {
     let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
@@ -241,6 +253,21 @@ fn length_told(tokens: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Catches a position that no token of a short response reaches, one that two reach, and a token of a long one that counts twice.
+    #[test]
+    fn tokens_stand_where_they_are_in_the_response() {
+        let mut short = [LagAt::default(); POSITIONS];
+        add_lag(&mut short, 3, &(0..2), 3);
+        add_lag(&mut short, 1, &(2..3), 3);
+        let found = short.map(|at| (at.mean.count(), at.max));
+        assert_eq!((&found[..14], &found[14..]), (&[(1, Some(3)); 14][..], &[(1, Some(1)); 6][..]));
+        let mut long = [LagAt::default(); POSITIONS];
+        add_lag(&mut long, 5, &(0..30), 50);
+        add_lag(&mut long, 4, &(30..50), 50);
+        assert_eq!(long.iter().map(|at| at.mean.count()).sum::<u64>(), 50);
+        assert_eq!((long[0].mean.count(), long[11].max, long[12].max), (3, Some(5), Some(4)));
+    }
 
     #[test]
     fn long_lengths_are_told_apart_by_their_size() {

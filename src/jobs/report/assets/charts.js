@@ -35,7 +35,8 @@ function plot(options) {
 function endLabels(ends, domain, height) {
   const room = height - BASE.marginTop - BASE.marginBottom;
   const scale = d3.scaleLinear(domain, [room, 0]);
-  const placed = ends.filter((end) => end.y != null).map((end) => ({ ...end, at: scale(end.y) }));
+  const short = (text) => (text.length > 28 ? `${text.slice(0, 27)}…` : text);
+  const placed = ends.filter((end) => end.y != null).map((end) => ({ ...end, text: short(end.text), at: scale(end.y) }));
   placed.sort((a, b) => a.at - b.at);
   for (let pass = 0; pass < 60; pass++) {
     let moved = false;
@@ -81,7 +82,7 @@ function curves({ width, height = 230, series, rules = [], dots = [], x, y, form
   const ruled = rules.map((rule) => ({ x: last, y: rule.y, text: rule.text, color: rule.color || "var(--bound)" }));
   const labels = label ? endLabels([...ends.filter((end) => end.text), ...ruled], domain, height) : [];
   const longest = d3.max(labels, (end) => end.text.length) || 0;
-  const marginRight = label ? Math.min(190, 16 + longest * 6.6) : 12;
+  const marginRight = label ? Math.min(width / 2.5, 16 + longest * 6.8) : 12;
   const told = (p) => `${p.series.name ? `${p.series.name}\n` : ""}${x.label} ${number(p.x)}\n${y.name || y.label} ${format(p.y)}`;
   return plot({
     width, height, marginRight,
@@ -360,7 +361,7 @@ function ratios(width, runs) {
   if (!rows.length) return el("p", { class: "none" }, "The log has no such numbers.");
   const far = Math.max(0.01, d3.max(rows, ({ q }) => d3.max(q, (ratio) => Math.abs(Math.log(ratio))))) * 1.1;
   const domain = [Math.exp(-far), Math.exp(far)];
-  const wanted = far > 1.2 ? [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100] : far > 0.25 ? [0.5, 0.7, 0.85, 1, 1.2, 1.5, 2] : far > 0.06 ? [0.8, 0.9, 1, 1.1, 1.2] : [0.94, 0.96, 0.98, 0.99, 1, 1.01, 1.02, 1.04, 1.06];
+  const wanted = far > 0.7 ? [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100] : d3.ticks(...domain, 6);
   const many = runs.length > 1;
   const names = [...new Set(rows.map((d) => d.name))];
   const at = many ? { fx: "name", x: (d) => d.run.name } : { x: "name" };
@@ -461,7 +462,7 @@ function prompts(parent, runs) {
         const head = runs.length > 1 ? el("h4", {}, run.name) : null;
         if (!rows.length) return el("div", {}, head, el("p", { class: "none" }, "No group has two rollouts with a reward."));
         const drawn = plot({
-          width, height: runs.length > 1 ? 130 : 210, x: { label: "step" }, y: { label: "share", domain: [0, 1], tickFormat: whole, grid: false },
+          width, height: runs.length > 1 ? 130 : 210, x: { label: "step" }, y: { label: "share", domain: [0, 1], tickFormat: whole, grid: false, ticks: runs.length > 1 ? [0, 0.5, 1] : 5 },
           marks: [
             Plot.rect(rows, { x1: "x1", x2: "x2", y1: "y1", y2: "y2", fill: (d) => colors[d.g], fillOpacity: 0.85, shapeRendering: "crispEdges" }),
             Plot.tip(rows, Plot.pointer({ x1: "x1", x2: "x2", y1: "y1", y2: "y2", title: "told", ...tip })),

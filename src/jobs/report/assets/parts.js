@@ -25,10 +25,10 @@ const whole = (x) => `${Math.round(100 * x)} %`;
 /** Three significant digits. */
 function number(x) {
   if (x == null || !isFinite(x)) return "–";
-  if (Number.isInteger(x)) return count(x).replace("−", "-");
+  if (Number.isInteger(x)) return count(x);
   const size = Math.abs(x);
-  if (size < 1e-3) return x.toExponential(1).replace(".0e", "e").replace("-", "−");
-  return size >= 100 ? count(Math.round(x)) : String(Number(x.toPrecision(3)));
+  if (size < 1e-4) return x.toExponential(1).replace(".0e", "e").replace(/-/g, "−");
+  return (size >= 100 ? count(Math.round(x)) : String(Number(x.toPrecision(3)))).replace("-", "−");
 }
 const seconds = (x) => (x == null ? "–" : x < 1 ? `${number(x * 1000)} ms` : x < 120 ? `${number(x)} s` : `${number(x / 60)} min`);
 

@@ -13,7 +13,8 @@ const GENERATED = [["sample", "decodes", "var(--three)"], ["rest", "between deco
 const TOLD = " Each bar is a sequence in its slot of a generator, coloured by the version of the weights that sampled its tokens: where the colour changes, new weights came in flight. Upright lines: a step ended and its version was there. The log keeps when sequences and steps ended, not single tokens nor moments within a step: tokens are spread evenly over their sequence, and a step's waits are drawn before its training.";
 
 function timelines(parent, runs) {
-  for (const [r, run] of runs.entries()) {
+  if (runs.length > 1) parent.append(el("p", { class: "what wide" }, `Pictures of what each worker did: ${TOLD.trim()}`));
+  for (const run of runs) {
     const line = run.timeline;
     const title = runs.length > 1 ? `What each worker did: ${run.name}` : "What each worker did";
     if (!line || !line.steps.length) {
@@ -28,7 +29,7 @@ function timelines(parent, runs) {
       parent,
       {
         title, wide: runs.length === 1,
-        what: `Steps ${first} to ${last}, ${seconds(line.seconds)} from the middle of the run.${r ? "" : TOLD}${drawn}`,
+        what: `Steps ${first} to ${last}, ${seconds(line.seconds)} from the middle of the run.${runs.length > 1 ? "" : TOLD}${drawn}`,
       },
       (width) => timeline(width, line),
       () => ({ header: ["step", "ended, s", ...SPENT.map(([, name]) => `${name}, s`)], rows: line.steps.map((step) => [step.step, step.to_s, ...SPENT.map(([key]) => step[key])]) }),
@@ -127,7 +128,7 @@ function shares(parent, runs) {
               });
             });
             const drawn = plot({
-              width, height: runs.length > 1 ? 120 : 190, x: { label: "step" }, y: { label: "share", domain: [0, 1], tickFormat: whole, grid: false, ticks: 4 },
+              width, height: runs.length > 1 ? 120 : 190, x: { label: "step" }, y: { label: "share", domain: [0, 1], tickFormat: whole, grid: false, ticks: runs.length > 1 ? [0, 0.5, 1] : 5 },
               marks: [
                 Plot.rect(rows, { x1: "x1", x2: "x2", y1: "y1", y2: (d) => Math.min(1, d.y2), fill: "color", fillOpacity: 0.9, shapeRendering: "crispEdges" }),
                 Plot.tip(rows, Plot.pointer({ x1: "x1", x2: "x2", y1: "y1", y2: "y2", title: "told", ...tip })),
