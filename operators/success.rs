@@ -19,12 +19,17 @@ pub struct Outcome {
     pub scored: u32,
 }
 
+/// Whether a reward says that the prompt is solved: 1 is a right answer, and more one with a bonus.
+pub fn solves(reward: f32) -> bool {
+    reward >= 1.0
+}
+
 impl Outcome {
     /// Of a group's rewards; None where it has none.
     pub fn of(number: u64, rewards: impl IntoIterator<Item = Option<f32>>) -> Option<Self> {
         let (mut right, mut scored) = (0, 0);
         for reward in rewards.into_iter().flatten().filter(|reward| reward.is_finite()) {
-            right += u32::from(reward >= 1.0);
+            right += u32::from(solves(reward));
             scored += 1;
         }
         (scored > 0).then_some(Outcome { number, right, scored })

@@ -10,6 +10,7 @@ pub mod engine;
 
 use crate::engine::contract::Engine;
 use crate::engine::spec::Learning;
+use crate::jobs::as_taken::AsTaken;
 use crate::jobs::estimator::Valued;
 use crate::jobs::whitening::{Whitens, whiten_batch};
 use crate::spec::Spec;
@@ -31,10 +32,7 @@ struct Critic<E: Engine> {
     learner: E::Learner,
     advantages: Advantages,
     stage: Stage,
-    /// Values and advantages of the open batch as they came: a step that fails gives its batch back as it was taken.
-    before: Vec<[Vec<f32>; 2]>,
-    /// A batch that has been valued and that the policy's learner never had.
-    refused: Vec<Rollout>,
+    taken: AsTaken,
 }
 
 /// What is made of values.
@@ -57,10 +55,10 @@ impl Advantages {
         Advantages { kind: Valued::of(spec.estimate.advantage), whitens: Whitens::of(spec) }
     }
 
-    /// Advantages from the values that the batch has now. `before`: values and advantages as they came, each advantage the reward less the
-    /// penalties to come of a reference policy, where those are in the reward: they stay.
-    fn make(self, batch: &mut [Rollout], before: &[[Vec<f32>; 2]]) -> Result<(), Fault> {
-        for (rollout, [_, came]) in batch.iter_mut().zip(before).filter(|(rollout, _)| rollout.trainable()) {
+    /// Advantages from the values that the batch has now. Each of those that came was the reward less the penalties to come of a
+    /// reference policy, where those are in the reward: they stay.
+    fn make(self, batch: &mut [Rollout], taken: &AsTaken) -> Result<(), Fault> {
+        for (rollout, came) in batch.iter_mut().zip(taken.advantages()).filter(|(rollout, _)| rollout.trainable()) {
             let Some(reward) = rollout.used_reward().filter(|reward| reward.is_finite()) else {
                 let (group, sample) = (rollout.group.number, rollout.sample);
                 return Err(Fault::new("train", format!("group {group} sample {sample} has no reward to learn from")));
@@ -86,9 +84,8 @@ impl<E: Engine> Critic<E> {
             self.stage = Stage::Critic(step);
             return Ok(());
         };
-        if let Err(fault) = self.advantages.make(&mut batch, &self.before) {
-            self.refused = batch;
-            return Err(fault);
+        if let Err(fault) = self.advantages.make(&mut batch, &self.taken) {
+            return Err(self.taken.refuse(batch, fault));
         }
         self.stage = Stage::Policy(Box::new(metrics));
         policy.begin(step, batch)
@@ -132,8 +129,8 @@ impl<E: Engine> Learner for PolicyAndCritic<E> {
 
     fn begin(&mut self, step: Step, mut batch: Vec<Rollout>) -> Result<(), Fault> {
         let Some(critic) = &mut self.critic else { return self.policy.begin(step, batch) };
-        let taken = |rollout: &mut Rollout| [mem::take(&mut rollout.value), rollout.advantage.clone()];
-        critic.before = batch.iter_mut().map(taken).collect();
+        critic.taken.keep(&batch);
+        batch.iter_mut().for_each(|rollout| rollout.value.clear());
         critic.stage = Stage::Critic(step);
         critic.learner.begin(step, batch)
     }
@@ -147,25 +144,16 @@ impl<E: Engine> Learner for PolicyAndCritic<E> {
         if let Stage::Policy(measured) = mem::replace(&mut critic.stage, Stage::Critic(0)) {
             together(&mut trained.metrics, *measured);
         }
-        critic.before.clear();
+        critic.taken.forget();
         Ok(Some(trained))
     }
 
     fn abandon(&mut self) -> Vec<Rollout> {
         let Some(critic) = &mut self.critic else { return self.policy.abandon() };
-        let mut batch = mem::take(&mut critic.refused);
-        if batch.is_empty() {
-            batch = self.policy.abandon();
-        }
-        if batch.is_empty() {
-            batch = critic.learner.abandon();
-        }
-        if batch.len() == critic.before.len() {
-            for (rollout, [value, advantage]) in batch.iter_mut().zip(critic.before.drain(..)) {
-                (rollout.value, rollout.advantage) = (value, advantage);
-            }
-        }
-        batch
+        critic.taken.give_back(|| match self.policy.abandon() {
+            nothing if nothing.is_empty() => critic.learner.abandon(),
+            batch => batch,
+        })
     }
 
     fn weights(&mut self) -> Result<E::Weights, Fault> {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_operators::estimate::Estimator;
 use tidegate_operators::fault::Fault;
 use tidegate_operators::record::{Reason, Rollout, Status, Stop};
+use tidegate_operators::success::solves;
 
 /// What advantages are measured against.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -197,7 +198,7 @@ impl Discards {
         match reason {
             None => [zero_variance, solved, others].map(|counter| counter.store(0, Ordering::Relaxed)),
             Some(Reason::ZeroVariance) => {
-                if rollouts.iter().all(|rollout| present(rollout, rollout.reward).is_none_or(|reward| reward >= 1.0)) {
+                if rollouts.iter().all(|rollout| present(rollout, rollout.reward).is_none_or(solves)) {
                     next(solved);
                 }
                 let groups = next(zero_variance);

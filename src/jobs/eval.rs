@@ -22,6 +22,7 @@ use tidegate_operators::fault::Halt;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Rollout, Version};
 use tidegate_operators::score::Scorer;
+use tidegate_operators::success::solves;
 
 /// How many of a task's prompts were solved (reward of at least 1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -66,11 +67,6 @@ impl Evaluation {
         tally.unscored += u64::from(rollout.reward.is_none());
         tally.tokens += rollout.tokens.len() as u64;
     }
-}
-
-/// Whether a reward says that the prompt is solved.
-fn solves(reward: f32) -> bool {
-    reward >= 1.0
 }
 
 /// How the answers are chosen.

@@ -4,12 +4,13 @@
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, which of them comes next ([`curriculum`]), [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
-//!   by group ([`estimator`]) and by batch ([`whitening`]), a [`critic`] with a model of its own, the [`mod@reference`] policy, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`] and with which [`waits`], what the two say of the split ([`balance`]), [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
+//!   by group ([`estimator`]) and by batch ([`whitening`]), a [`critic`] with a model of its own, the [`mod@reference`] policy, the batch [`as_taken`] when a step fails, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`] and with which [`waits`], what the two say of the split ([`shares`], [`advice`]), [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
 //!   end, kept as its [`outcome`], [`signals`], threads that wait ([`spinning`]);
-//! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back.
+//! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back, and whether a model is the recorded one ([`identity`]).
 
+pub mod advice;
 pub mod analyze;
-pub mod balance;
+pub mod as_taken;
 pub mod best;
 pub mod checkpoints;
 pub mod course;
@@ -21,6 +22,7 @@ pub mod encode;
 pub mod estimator;
 pub mod eval;
 pub mod experiment;
+pub mod identity;
 pub mod lent;
 pub mod outcome;
 pub mod pace;
@@ -38,6 +40,7 @@ pub mod retrace;
 pub mod rewards;
 pub mod run;
 pub mod sft;
+pub mod shares;
 pub mod signals;
 pub mod spinning;
 pub mod summary;

@@ -1,8 +1,8 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain lines otherwise. All of it on stderr.
 
-use crate::jobs::balance::{Shares, Steady, Window};
 use crate::jobs::pace::Pace;
 use crate::jobs::say;
+use crate::jobs::shares::{Shares, Steady, Window};
 use crate::jobs::waits::Waits as GeneratorWaits;
 use crate::spec::Spec;
 use crate::tasks::outside::{Meter, Waits};

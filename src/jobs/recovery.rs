@@ -12,7 +12,7 @@ use crate::jobs::lent::Lent;
 use crate::jobs::reference::{self, Loaded, Referee, Refreshed};
 use crate::jobs::retrace::Retrace;
 use crate::jobs::verdict::{Check, Verdict};
-use crate::jobs::{replay, say};
+use crate::jobs::{identity, say};
 use crate::kernel::norms::{MOST, Norms};
 use crate::spec::Spec;
 use crate::store::ledger::{Ledger, State};
@@ -104,8 +104,7 @@ where
     }
     let mut start = Start { finished_ns: state.finished_ns, ..Start::at(last, 0) };
     let waiting = waiting(spec, &mut log, &mut state.groups, &mut start)?;
-    let identity = first
-        .map_or_else(|| engine.identity(), |Footer { info, .. }| Identity { model: info.model, tokenizer: info.tokenizer });
+    let identity = first.map_or_else(|| engine.identity(), |Footer { info, .. }| identity::recorded(&info));
     let before = measured(&mut log, &spec.learn, last)?;
     let loaded = checkpoint.map_or(Loaded::First, |_| Loaded::Later(&identity));
     let frozen = reference::frozen(spec, &engine, loaded, &refreshed, &open)?;
@@ -169,9 +168,7 @@ fn newest<E: Engine>(
     }
     let engine = open(None)?;
     if let Some(Footer { info, .. }) = first {
-        let Identity { model, tokenizer } = engine.identity();
-        replay::same(&spec.model.path, "model", &info.model, &model)?;
-        replay::same(&spec.model.path, "tokenizer", &info.tokenizer, &tokenizer)?;
+        identity::same(&spec.model.path, &identity::recorded(info), &engine.identity())?;
     }
     let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
     let (state, refreshed, drift) = (State::default(), Refreshed::default(), Drift::default());

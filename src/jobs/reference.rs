@@ -9,7 +9,9 @@ use crate::engine::kept::kept;
 use crate::engine::reference::Drift;
 use crate::engine::spec::Learning;
 use crate::error::{Error, Result};
-use crate::jobs::replay::same;
+use crate::jobs::as_taken::AsTaken;
+use crate::jobs::identity::same_weights;
+use crate::jobs::whitening::Whitening;
 use crate::kernel::advantage::Advantage;
 use crate::kernel::reference::{KlIn, Penalty};
 use crate::spec::Spec;
@@ -109,7 +111,7 @@ pub fn frozen<E: Engine>(
     }
     let Loaded::Later(first) = loaded else { return of(engine) };
     let start = open(None)?;
-    same(&spec.model.path, "model", &first.model, &start.identity().model)?;
+    same_weights(&spec.model.path, first, &start.identity())?;
     of(&start)
 }
 
@@ -156,10 +158,7 @@ pub struct Referring<L: Learner, F: Frozen> {
     /// What a token's penalty counts for the token before it.
     discount: f64,
     open: Option<Open<F::Piece>>,
-    /// The open batch's advantages as `estimate` left them.
-    before: Vec<Vec<f32>>,
-    /// A batch that never reached the learner.
-    refused: Vec<Rollout>,
+    taken: AsTaken,
     /// The frozen policy's time in the tensor library that is counted.
     library_ns: u64,
 }
@@ -170,6 +169,18 @@ struct Open<P> {
     batch: Vec<Rollout>,
     /// The next one last.
     pieces: Vec<P>,
+}
+
+impl<L, F> Referring<Whitening<L>, F>
+where
+    L: Learner,
+    L::Weights: Clone,
+    F: Frozen<Weights = L::Weights>,
+{
+    /// All that belongs to a whole batch, around a learner: penalties are in the advantages before these are whitened.
+    pub fn around(spec: &Spec, referee: Referee<F, L::Weights>, learner: L) -> Self {
+        Referring::new(spec, referee, Whitening::new(spec, learner))
+    }
 }
 
 impl<L, F> Referring<L, F>
@@ -183,9 +194,9 @@ where
             Advantage::Gae(gae) if spec.has_critic() => f64::from(gae.gamma) * f64::from(gae.lambda),
             _ => 1.0,
         };
-        let (open, before, refused) = (None, Vec::new(), Vec::new());
+        let (open, taken) = (None, AsTaken::default());
         let (follow, learning): (Follow, _) = (Box::new(|_| Ok(None)), spec.learn.clone());
-        Referring { learner, referee, follow, learning, discount, open, before, refused, library_ns: 0 }
+        Referring { learner, referee, follow, learning, discount, open, taken, library_ns: 0 }
     }
 
     /// Of a run whose `[learn]` changes with its steps.
@@ -241,7 +252,7 @@ where
                 return Err(fault(format!("{place}: {name} has {length} entries and mask {n}")));
             }
         }
-        self.before = batch.iter().map(|rollout| rollout.advantage.clone()).collect();
+        self.taken.keep(batch);
         for rollout in batch.iter_mut().filter(|rollout| scored(rollout)) {
             let Rollout { advantage, logp_behavior, logp_reference, mask, .. } = rollout;
             penalty.take_from(advantage, logp_behavior, logp_reference, mask);
@@ -253,10 +264,7 @@ where
     fn hand_over(&mut self, step: Step, mut batch: Vec<Rollout>) -> Result<(), Fault> {
         match self.penalise(&mut batch) {
             Ok(()) => self.learner.begin(step, batch),
-            Err(fault) => {
-                self.refused = batch;
-                Err(fault)
-            }
+            Err(fault) => Err(self.taken.refuse(batch, fault)),
         }
     }
 
@@ -267,10 +275,7 @@ where
         };
         match frozen.score(&mut open.batch, &piece) {
             Ok(()) => self.open = Some(open),
-            Err(error) => {
-                self.refused = open.batch;
-                return Err(fault(error));
-            }
+            Err(error) => return Err(self.taken.refuse(open.batch, fault(error))),
         }
         Ok(())
     }
@@ -300,17 +305,14 @@ where
     type Weights = L::Weights;
 
     fn begin(&mut self, step: Step, mut batch: Vec<Rollout>) -> Result<(), Fault> {
-        self.before.clear();
+        self.taken.forget();
         match self.pieces(step, &mut batch) {
             Ok(pieces) if pieces.is_empty() => self.hand_over(step, batch),
             Ok(pieces) => {
                 self.open = Some(Open { step, batch, pieces });
                 Ok(())
             }
-            Err(fault) => {
-                self.refused = batch;
-                Err(fault)
-            }
+            Err(fault) => Err(self.taken.refuse(batch, fault)),
         }
     }
 
@@ -332,17 +334,11 @@ where
 
     /// As the batch was taken: when it is taken again, the reference and its coefficient may be others.
     fn abandon(&mut self) -> Vec<Rollout> {
-        let mut batch = match self.open.take() {
+        let mut batch = self.taken.give_back(|| match self.open.take() {
             Some(open) => open.batch,
-            None if self.refused.is_empty() => self.learner.abandon(),
-            None => std::mem::take(&mut self.refused),
-        };
+            None => self.learner.abandon(),
+        });
         batch.iter_mut().for_each(|rollout| rollout.logp_reference.clear());
-        if batch.len() == self.before.len() {
-            for (rollout, before) in batch.iter_mut().zip(self.before.drain(..)) {
-                rollout.advantage = before;
-            }
-        }
         batch
     }
 

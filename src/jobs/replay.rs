@@ -1,6 +1,6 @@
 //! `replay`: train again from recorded rollouts, and compare, or ask what another loss would have done.
 
-use crate::engine::contract::{self, Engine};
+use crate::engine::contract::Engine;
 use crate::engine::reference::Reference;
 use crate::error::{Error, Result};
 use crate::jobs::lent::Lent;
@@ -8,7 +8,7 @@ use crate::jobs::reference::{self, Loaded, Recorded, Referee, Refreshed};
 use crate::jobs::retrace::Retrace;
 use crate::jobs::run::{torch, toy};
 use crate::jobs::verdict::{Check, Verdict, WhatIf};
-use crate::jobs::{Output, say, told};
+use crate::jobs::{Output, identity, say, told};
 use crate::spec::{EngineKind, Spec};
 use crate::store::{Footer, LogReader, RunFolder};
 use crate::tasks::spec::Source;
@@ -85,9 +85,7 @@ where
 {
     let engine = open(spec, None)?;
     if options.identity == Identity::Required {
-        let contract::Identity { model, tokenizer } = engine.identity();
-        same(&spec.model.path, "model", &footer.info.model, &model)?;
-        same(&spec.model.path, "tokenizer", &footer.info.tokenizer, &tokenizer)?;
+        identity::same(&spec.model.path, &identity::recorded(&footer.info), &engine.identity())?;
     }
     let set_threads = options.sets.iter().any(|set| set.starts_with("workers.learner_threads"));
     let recorded_threads = u16::try_from(footer.info.learner_threads).unwrap_or(1);
@@ -140,18 +138,4 @@ fn first_footer(folder: &RunFolder) -> Result<Footer> {
         Some(step) => Err(Error::file(folder.path(), format!("the log starts at step {step}, a replay needs step 1"))),
         None => Err(Error::file(folder.path(), "holds no sealed step")),
     }
-}
-
-/// Refuses a model or tokenizer that is not the recorded one.
-///
-/// # Errors
-/// The hashes differ.
-pub(super) fn same(path: &Path, what: &str, recorded: &str, found: &str) -> Result<()> {
-    if recorded == found {
-        return Ok(());
-    }
-    let why = format!(
-        "the {what}'s hash is {found}, the run recorded {recorded}: not the one it started from (--force replays anyway)"
-    );
-    Err(Error::file(path, why))
 }

@@ -11,7 +11,7 @@ use crate::spec::{EngineKind, Spec};
 use crate::store::ledger::State;
 use crate::store::{LogReader, RunFolder, read_json_rows};
 use crate::tasks::item::Item;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -186,6 +186,21 @@ fn without_specification(folder: &RunFolder) -> Error {
     Error::file(folder.path(), why)
 }
 
+/// What a specification has at a key: its value, the keys below it, or the value in whose place it stands.
+fn shown(keys: &BTreeMap<String, String>, key: &str) -> String {
+    if let Some(value) = keys.get(key) {
+        return value.clone();
+    }
+    let inside = format!("{key}.");
+    let below = keys.range(inside.clone()..).map_while(|(name, value)| Some((name.strip_prefix(&inside)?, value)));
+    let below: Vec<String> = below.map(|(name, value)| format!("{name} = {value}")).collect();
+    if !below.is_empty() {
+        return format!("{{ {} }}", below.join(", "));
+    }
+    let above = key.match_indices('.').rev().find_map(|(end, _)| keys.get(&key[..end]));
+    above.map_or_else(|| "nothing".to_owned(), Clone::clone)
+}
+
 /// The run's specification, changed by `spec.toml` (if somebody edited it) and by `sets`; against that of the last sealed step.
 fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
     let path = folder.spec();
@@ -198,7 +213,12 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
         return Err(Error::config("--set", set, "a run that goes on stays in its folder; move the folder if you like"));
     }
     let mut log = LogReader::open(folder)?;
-    let Some(last) = log.steps().last() else { return Ok(spec) };
+    let Some(last) = log.steps().last() else {
+        if !sets.is_empty() {
+            say("note      nothing is trained yet: the run begins with what is set");
+        }
+        return Ok(spec);
+    };
     let recorded = Spec::from_text(&log.footer(last)?.info.spec, &[])?;
     let (threads, were) = (spec.learner_threads(), recorded.learner_threads());
     if threads != were {
@@ -208,18 +228,43 @@ fn specification(folder: &RunFolder, sets: &[String]) -> Result<Spec> {
     let (recorded, now) = (recorded.keys(), spec.keys());
     let mut changed = BTreeSet::new();
     for key in recorded.keys().chain(now.keys()).filter(|key| *key != "output") {
-        let (then, now) = (recorded.get(key), now.get(key));
-        if then == now {
+        if recorded.get(key) == now.get(key) {
             continue;
         }
-        let shown = |value: Option<&String>| value.map_or_else(|| "nothing".to_owned(), Clone::clone);
+        let (then, now) = (shown(&recorded, key), shown(&now, key));
         if HARMLESS.iter().any(|harmless| key.starts_with(harmless)) && !FIXED.contains(&key.as_str()) {
-            changed.insert(format!("changed   {key}: {} now, {} before", shown(now), shown(then)));
+            changed.insert(format!("changed   {key}: {now} now, {then} before"));
             continue;
         }
-        let why = format!("the run has {} and cannot change it in its middle; it can change {}", shown(then), changeable());
-        return Err(Error::config(key, shown(now), why));
+        let why = format!("the run has {then} and cannot change it in its middle; it can change {}", changeable());
+        return Err(Error::config(key, now, why));
     }
     changed.into_iter().for_each(say);
     Ok(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches a key that changed its shape and is told as one that nothing stands for.
+    #[test]
+    fn a_value_of_another_shape_is_told() {
+        let spec = |set: &str| {
+            let text = "model.engine = \"toy\"\n[learn]\nvalue_coef = 0.1\n[[task]]\nkind = \"sorting\"\n";
+            Spec::from_text(text, &[set.to_owned()]).unwrap().keys()
+        };
+        let (name, table) =
+            (spec("estimate.advantage=leave_one_out"), spec("estimate.advantage={gae={gamma=0.5,lambda=0.25}}"));
+        let key = "estimate.advantage";
+        assert_eq!(
+            (shown(&name, key).as_str(), shown(&table, key).as_str()),
+            ("\"leave_one_out\"", "{ gae.gamma = 0.5, gae.lambda = 0.25 }")
+        );
+        assert_eq!(shown(&name, "estimate.advantage.gae.gamma"), "\"leave_one_out\"");
+        assert_eq!(
+            (shown(&table, "estimate.advantage.gae.gamma").as_str(), shown(&name, "data").as_str()),
+            ("0.5", "nothing")
+        );
+    }
 }

@@ -10,7 +10,6 @@ use crate::jobs::recording::{Expected, Recording};
 use crate::jobs::reference::{Referee, Referring};
 use crate::jobs::rewards::RewardScorer;
 use crate::jobs::verdict::Verdict;
-use crate::jobs::whitening::Whitening;
 use crate::pipeline;
 use crate::spec::Spec;
 use crate::store::RunFolder;
@@ -61,7 +60,7 @@ impl Retrace<'_> {
         let then = Then { expected: expected.clone(), sets: sets.to_vec(), now: Default::default() };
         let learner = Following::<E> { learner, then: then.clone() };
         let mut then = then;
-        let learner = Referring::new(spec, referee, Whitening::new(spec, learner))
+        let learner = Referring::around(spec, referee, learner)
             .following(Box::new(move |step| Ok(then.at(step)?.map(|(learning, _)| learning))));
         let verdict = Arc::new(Mutex::new(verdict));
         let log = Judge { verdict: Arc::clone(&verdict), expected, shown: Steps::new(last) };

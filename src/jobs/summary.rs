@@ -1,9 +1,10 @@
 //! The end of a run, on one screen: what was learned, at what lag, where the time went, what to type next.
 
-use crate::jobs::balance::{self, Layout, Shares};
+use crate::jobs::advice::{Layout, advice};
 use crate::jobs::eval::{self, Evaluation};
 use crate::jobs::pace::Pacing;
 use crate::jobs::program;
+use crate::jobs::shares::Shares;
 use crate::jobs::training::Outcome;
 use crate::jobs::waits::GeneratorShares;
 use crate::spec::Spec;
@@ -93,7 +94,7 @@ impl Summary {
         let wall = outcome.seconds.max(1e-9) * 1e9;
         let balance = sealed.steady.shares();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let advice = balance.and_then(|shares| balance::advice(&shares, &Layout::of(spec, processors)));
+        let advice = balance.and_then(|shares| advice(&shares, &Layout::of(spec, processors)));
         Summary {
             run: spec.output.clone(),
             steps: steps as u64,

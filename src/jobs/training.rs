@@ -17,7 +17,6 @@ use crate::jobs::reference::Referring;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::say;
 use crate::jobs::waits::{GeneratorShares, Ticking, Timed};
-use crate::jobs::whitening::Whitening;
 use crate::pipeline::{self, Report, WorkerTime};
 use crate::spec::Spec;
 use crate::store::{FooterInfo, ParquetLog, Room, RunFolder};
@@ -94,7 +93,7 @@ where
     let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: counted, best, refreshed };
     let (checkpoints, learner, log) = Checkpoints::start(making, state, learner, log)?;
     let encoder = Encoder::new(engine, spec.data.as_ref())?;
-    let learner = Referring::new(spec, referee, Whitening::new(spec, learner));
+    let learner = Referring::around(spec, referee, learner);
     let learner = Stopping::new(spec.learn.safeguard, &before, learner);
     let learner = Timed::new(&counters.waits, plan.learner, learner);
     let (mut learner, mut log, mut waiting) = (Some(learner), Some(log), Some(waiting));

@@ -4,6 +4,7 @@
 //! whitened between the two, by this wrapper around the learner: the step trains on what it made, and the log keeps that. A
 //! replay forms the same batches from the log, in the same order, and so makes the same of them, bit for bit.
 
+use crate::jobs::as_taken::AsTaken;
 use crate::kernel::whiten::{Row, whiten};
 use crate::spec::Spec;
 use tidegate_operators::fault::Fault;
@@ -14,11 +15,7 @@ use tidegate_operators::train::{Learner, Trained};
 pub struct Whitening<L> {
     learner: L,
     whitens: Whitens,
-    /// The open batch's advantages as `estimate` left them: a step that fails gives its batch back as it was taken, so that it
-    /// can be taken again.
-    before: Vec<Vec<f32>>,
-    /// A batch that never reached the learner.
-    refused: Vec<Rollout>,
+    taken: AsTaken,
 }
 
 /// Whether batches are whitened.
@@ -55,7 +52,7 @@ impl<L: Learner> Whitening<L> {
     /// Where a separate critic makes the advantages of a batch, later, they are whitened there.
     pub fn new(spec: &Spec, learner: L) -> Self {
         let whitens = if spec.has_separate_critic() { Whitens::Nothing } else { Whitens::of(spec) };
-        Whitening { learner, whitens, before: Vec::new(), refused: Vec::new() }
+        Whitening { learner, whitens, taken: AsTaken::default() }
     }
 }
 
@@ -64,10 +61,9 @@ impl<L: Learner> Learner for Whitening<L> {
 
     fn begin(&mut self, step: Step, mut batch: Vec<Rollout>) -> Result<(), Fault> {
         if self.whitens == Whitens::Batch {
-            self.before = batch.iter().map(|rollout| rollout.advantage.clone()).collect();
+            self.taken.keep(&batch);
             if let Err(fault) = whiten_batch(&mut batch) {
-                self.refused = batch;
-                return Err(fault);
+                return Err(self.taken.refuse(batch, fault));
             }
         }
         self.learner.begin(step, batch)
@@ -76,22 +72,13 @@ impl<L: Learner> Learner for Whitening<L> {
     fn work(&mut self) -> Result<Option<Trained>, Fault> {
         let trained = self.learner.work()?;
         if trained.is_some() {
-            self.before.clear();
+            self.taken.forget();
         }
         Ok(trained)
     }
 
     fn abandon(&mut self) -> Vec<Rollout> {
-        if !self.refused.is_empty() {
-            return std::mem::take(&mut self.refused);
-        }
-        let mut batch = self.learner.abandon();
-        if batch.len() == self.before.len() {
-            for (rollout, before) in batch.iter_mut().zip(self.before.drain(..)) {
-                rollout.advantage = before;
-            }
-        }
-        batch
+        self.taken.give_back(|| self.learner.abandon())
     }
 
     fn weights(&mut self) -> Result<L::Weights, Fault> {

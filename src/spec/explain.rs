@@ -95,8 +95,24 @@ fn of_names(message: &str, table: &Table, key: String) -> Error {
         }
         (_, _, found) => {
             let key = if key.is_empty() { "spec".to_owned() } else { key };
-            Error::config(key, found.map_or_else(|| "?".into(), |value| short(&value)), message.replace('\n', " "))
+            Error::config(key, found.map_or_else(|| "?".into(), |value| short(&value)), of_shape(message))
         }
+    }
+}
+
+/// About a table whose shape is wrong: where a name and its keys are expected, there is one name.
+fn of_shape(message: &str) -> String {
+    match message {
+        none if none.ends_with("found 0 elements") => {
+            "no name in it: give one with its keys, as in { NAME = {} }".to_owned()
+        }
+        several if several.starts_with("wanted exactly 1 element") => {
+            "more than one name in it: give one with its keys, as in { NAME = {} }".to_owned()
+        }
+        other => match other.strip_prefix("expected table, found ") {
+            Some(found) => format!("{found} in it, expected a name alone, or a name with a table of its keys"),
+            None => other.replace('\n', " "),
+        },
     }
 }
 
@@ -264,6 +280,15 @@ mod tests {
                 "reward = { after = \"x\", kind = \"numeric\", tolerance = \"x\" }: string \"x\" in it, expected a number",
             ),
             ("reward=3", "reward = 3: expected a table of keys"),
+            ("learn.loss={}", "learn.loss = {}: no name in it: give one with its keys, as in { NAME = {} }"),
+            (
+                "learn.loss={ppo={},gspo={}}",
+                "learn.loss = { gspo = {}, ppo = {} }: more than one name in it: give one with its keys, as in { NAME = {} }",
+            ),
+            (
+                "estimate.advantage={max_rl=1}",
+                "estimate.advantage = { max_rl = 1 }: integer in it, expected a name alone, or a name with a table of its keys",
+            ),
             ("eval.data=3", "eval.data = 3: expected a table of keys"),
             ("learn.lr_schedule=3", "learn.lr_schedule = 3: `3` is not allowed; allowed: `constant`, `cosine`"),
             (

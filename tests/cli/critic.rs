@@ -1,7 +1,7 @@
 //! The critic end to end: what the log says of it is what its own columns come to, a replay comes to the same bit for bit, and so does
 //! a run that was ended in its middle.
 
-use crate::harness::{self, Ran, place, steps, tidegate, workplace as with_model};
+use crate::harness::{self, call, folder, place, resume, run, steps, workplace as with_model};
 use std::fs;
 use tempfile::TempDir;
 use tidegate::store::layout::LogFile;
@@ -39,23 +39,6 @@ prompts = 0
 "#;
 
 const SEPARATE: &str = "learn.critic={model='separate',lr=0.1,alone_steps=2}";
-
-fn call(dir: &TempDir, args: &[&str], sets: &[&str]) -> Ran {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    tidegate(dir.path(), &args.iter().copied().chain(sets).collect::<Vec<_>>())
-}
-
-fn run(dir: &TempDir, sets: &[&str]) -> Ran {
-    call(dir, &["run", "spec.toml"], sets)
-}
-
-fn resume(dir: &TempDir, sets: &[&str]) -> Ran {
-    call(dir, &["resume", "runs/spec"], sets)
-}
-
-fn folder(dir: &TempDir) -> RunFolder {
-    RunFolder::view(dir.path().join("runs/spec")).unwrap()
-}
 
 /// The steps of the run, which a replay must come to bit for bit.
 fn replayed(dir: &TempDir) -> Vec<StepFile> {

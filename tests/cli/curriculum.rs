@@ -1,14 +1,14 @@
 //! Prompts drawn by success, end to end: what is drawn follows the rates, the log says what was, and a run that is stopped or killed
 //! goes on with the rates of one that was not.
 
-use crate::harness::{Ran, command, place, steps, tidegate};
+use crate::harness::{Ran, command, folder, place, steps, tidegate};
 use crate::running::Running;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use tempfile::TempDir;
 use tidegate::kernel::curriculum::Curriculum;
 use tidegate::store::layout::LogFile;
-use tidegate::store::{RunFolder, read_step};
+use tidegate::store::read_step;
 use tidegate_operators::record::{Rollout, Status, now_ns};
 use tidegate_operators::success::{Outcome, Recent};
 
@@ -54,10 +54,6 @@ fn workplace(reward: &str) -> TempDir {
 
 fn call(dir: &TempDir, args: &[&str]) -> Ran {
     tidegate(dir.path(), args)
-}
-
-fn folder(dir: &TempDir) -> RunFolder {
-    RunFolder::view(dir.path().join("runs/spec")).unwrap()
 }
 
 fn rows(dir: &TempDir) -> Vec<Rollout> {

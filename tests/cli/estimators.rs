@@ -1,6 +1,6 @@
 //! Estimators and shaped rewards end to end: what the log says is what its own columns come to, and a replay makes the same.
 
-use crate::harness::{Ran, place, steps, tidegate};
+use crate::harness::{call, place, steps};
 use std::fs;
 use tempfile::TempDir;
 use tidegate::store::RunFolder;
@@ -29,11 +29,6 @@ prompts = 0
 
 fn workplace() -> TempDir {
     place(SPEC)
-}
-
-fn call(dir: &TempDir, args: &[&str], sets: &[&str]) -> Ran {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    tidegate(dir.path(), &args.iter().copied().chain(sets).collect::<Vec<_>>())
 }
 
 /// The trained rows of each step of a run with these keys, which a replay must make again.

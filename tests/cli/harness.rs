@@ -101,10 +101,25 @@ pub fn place(spec: &str) -> TempDir {
     dir
 }
 
-/// `run spec.toml` with `--set` before each of `sets`.
-pub fn run(dir: &TempDir, sets: &[&str]) -> Ran {
+/// A call with `--set` before each of `sets`.
+pub fn call(dir: &TempDir, args: &[&str], sets: &[&str]) -> Ran {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
-    tidegate(dir.path(), &["run", "spec.toml"].into_iter().chain(sets).collect::<Vec<_>>())
+    tidegate(dir.path(), &args.iter().copied().chain(sets).collect::<Vec<_>>())
+}
+
+/// `run spec.toml`, which makes the folder `runs/spec`.
+pub fn run(dir: &TempDir, sets: &[&str]) -> Ran {
+    call(dir, &["run", "spec.toml"], sets)
+}
+
+/// `resume` of that folder.
+pub fn resume(dir: &TempDir, sets: &[&str]) -> Ran {
+    call(dir, &["resume", "runs/spec"], sets)
+}
+
+/// That folder.
+pub fn folder(dir: &TempDir) -> RunFolder {
+    RunFolder::view(dir.path().join("runs/spec")).unwrap()
 }
 
 /// The run that the tests share: they read it and never write into it.

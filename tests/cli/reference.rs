@@ -1,13 +1,13 @@
 //! A reference policy end to end: what the log says of it is what was trained, a replay does the same bit for bit, and so does a run
 //! that was ended in its middle.
 
-use crate::harness::{self, Ran, place, steps, tidegate};
+use crate::harness::{self, call, folder, place, run, steps};
 use std::fs;
 use tempfile::TempDir;
 use tidegate::kernel::kl::k3;
 use tidegate::kernel::reference::{next_coefficient, weight};
+use tidegate::store::StepFile;
 use tidegate::store::layout::LogFile;
-use tidegate::store::{RunFolder, StepFile};
 use tidegate_operators::record::{Metrics, Rollout, Status};
 
 const SPEC: &str = r#"
@@ -42,19 +42,6 @@ prompts = 0
 
 fn workplace() -> TempDir {
     place(SPEC)
-}
-
-fn call(dir: &TempDir, args: &[&str], sets: &[&str]) -> Ran {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    tidegate(dir.path(), &args.iter().copied().chain(sets).collect::<Vec<_>>())
-}
-
-fn run(dir: &TempDir, sets: &[&str]) -> Ran {
-    call(dir, &["run", "spec.toml"], sets)
-}
-
-fn folder(dir: &TempDir) -> RunFolder {
-    RunFolder::view(dir.path().join("runs/spec")).unwrap()
 }
 
 fn metrics(file: &StepFile) -> &Metrics {

@@ -1,13 +1,13 @@
 //! Safeguards end to end: what the log says was done is what its own numbers ask for, a replay does the same bit for bit, and so
 //! does a run that was ended in its middle.
 
-use crate::harness::{Ran, command, lags, max_lag, place, steps, tidegate};
+use crate::harness::{call, command, folder, lags, max_lag, place, resume, run, steps};
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use tempfile::TempDir;
 use tidegate::spec::Spec;
 use tidegate::store::layout::LogFile;
-use tidegate::store::{RunFolder, StepFile, read_json_rows, read_step};
+use tidegate::store::{StepFile, read_json_rows, read_step};
 use tidegate_operators::record::{Metrics, Status};
 
 const SPEC: &str = r#"
@@ -41,23 +41,6 @@ prompts = 0
 
 fn workplace() -> TempDir {
     place(SPEC)
-}
-
-fn call(dir: &TempDir, args: &[&str], sets: &[&str]) -> Ran {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    tidegate(dir.path(), &args.iter().copied().chain(sets).collect::<Vec<_>>())
-}
-
-fn run(dir: &TempDir, sets: &[&str]) -> Ran {
-    call(dir, &["run", "spec.toml"], sets)
-}
-
-fn resume(dir: &TempDir, sets: &[&str]) -> Ran {
-    call(dir, &["resume", "runs/spec"], sets)
-}
-
-fn folder(dir: &TempDir) -> RunFolder {
-    RunFolder::view(dir.path().join("runs/spec")).unwrap()
 }
 
 /// The steps of the run, which a replay must come to bit for bit.

@@ -16,6 +16,7 @@ use crate::store::{Footer, Viewed};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tidegate_operators::record::Status;
+use tidegate_operators::success::solves;
 
 const INTERVALS: usize = 12;
 /// Skipped files and notes that are named; all are counted.
@@ -156,7 +157,7 @@ impl Sums {
     fn row(&mut self, place: usize, row: &Row<'_>, interval: &mut IntervalSums) {
         *self.statuses.entry(row.status.kind()).or_default() += 1;
         self.time.row(row);
-        let solved = row.reward.map(|reward| u64::from(reward >= 1.0));
+        let solved = row.reward.map(|reward| u64::from(solves(reward)));
         if let (Some(reward), Some(solved)) = (row.reward, solved) {
             self.reward_sampled.add(reward.into());
             self.success_sampled.add(solved as f64);

@@ -3,7 +3,7 @@
 //! Unless it says otherwise a number is over trained rollouts or over their trained tokens (`mask`); `null` where there was
 //! nothing to take it over.
 
-use crate::jobs::balance::Shares;
+use crate::jobs::shares::Shares;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

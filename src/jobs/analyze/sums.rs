@@ -1,7 +1,8 @@
 //! Sums of advantages and of times.
 
+use crate::jobs::advice::{Layout, advice};
 use crate::jobs::analyze::report::{Advantages, Times};
-use crate::jobs::balance::{Layout, Steady, advice};
+use crate::jobs::shares::Steady;
 use crate::kernel::mean::Mean;
 use crate::spec::Spec;
 use crate::store::view::Row;

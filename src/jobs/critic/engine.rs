@@ -4,6 +4,7 @@ use super::{Advantages, Critic, PolicyAndCritic, Stage, named};
 use crate::engine::contract::{Engine, Identity, Tokenize, Writer};
 use crate::engine::spec::{Learning, Sampling};
 use crate::error::{Error, Result};
+use crate::jobs::as_taken::AsTaken;
 use crate::spec::Spec;
 use std::fs;
 use std::path::Path;
@@ -141,8 +142,7 @@ impl<E: Engine + 'static> Engine for WithCritic<E> {
         let policy = self.policy.learner(&learning.of_policy(), sampling, steps, version)?;
         let critic = |engine: &E| -> Result<Critic<E>> {
             let learner = engine.learner(&learning.of_critic(), sampling, steps, version)?;
-            let (stage, before, refused) = (Stage::Critic(0), Vec::new(), Vec::new());
-            Ok(Critic { learner, advantages: self.advantages, stage, before, refused })
+            Ok(Critic { learner, advantages: self.advantages, stage: Stage::Critic(0), taken: AsTaken::default() })
         };
         Ok(PolicyAndCritic { policy, critic: self.critic.as_ref().map(critic).transpose()? })
     }

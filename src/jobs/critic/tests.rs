@@ -84,6 +84,26 @@ fn a_step_is_valued_before_the_critic_learns_from_it() {
     assert_ne!(second.metrics.weights[2], first.metrics.weights[2]);
 }
 
+/// Every token masked: nothing moves, of either; nothing is NaN. Catches a mean over no tokens, and moments that decay.
+#[test]
+fn a_batch_without_trained_tokens_is_skipped_by_both() {
+    let spec = spec(&["learn.weight_decay=0.1", "estimate.whiten=batch"]);
+    let engine = toy(&spec, None).unwrap();
+    let mut learner = learner(&spec, &engine);
+    let mut masked = batch();
+    masked.iter_mut().for_each(|row| row.mask.fill(false));
+    let Trained { batch: found, metrics: m } = step(&mut learner, 1, masked);
+    assert_eq!(m.weights, engine.hashes().unwrap());
+    assert_eq!((m.skipped, m.tokens, m.loss, m.value_loss), (true, 0, 0.0, 0.0));
+    assert_eq!((m.grad_norm, m.critic_grad_norm), (0.0, 0.0));
+    assert!(found[..3].iter().all(|row| row.value.is_empty() && row.advantage == vec![0.0; row.mask.len()]), "{found:?}");
+    let after = step(&mut learner, 2, batch());
+    let mut fresh = self::learner(&spec, &engine);
+    let first = step(&mut fresh, 1, batch());
+    assert_eq!(after.batch[0].value, first.batch[0].value);
+    assert_eq!(after.metrics.weights, first.metrics.weights, "as if that step had not been");
+}
+
 /// Catches an estimator that is not the specification's, and a batch that is not whitened, or before it is estimated.
 #[test]
 fn estimators_and_whitening_are_those_of_the_specification() {

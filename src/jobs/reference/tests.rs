@@ -126,6 +126,17 @@ fn a_batch_is_scored_in_pieces_before_it_is_trained() {
     assert_eq!((found.metrics.torch_ns, trained(&mut learner, 2, vec![]).0.metrics.torch_ns), (20, 0));
 }
 
+/// Every token masked. Catches a forward pass for tokens that nothing is made of, and penalties that reach them.
+#[test]
+fn a_batch_without_trained_tokens_is_not_scored() {
+    for place in ["loss", "reward"] {
+        let mut learner = referring(&spec(&format!("kl_coef=0.1,kl_in='{place}'"), &[]), &[]);
+        let masked = vec![rollout(0, &[false, false]), rollout(1, &[false])];
+        let (found, calls) = trained(&mut learner, 1, masked.clone());
+        assert_eq!((calls, found.batch, found.metrics.torch_ns), (1, masked, 0));
+    }
+}
+
 fn of_batch<T>(list: impl Fn(&Rollout) -> T) -> Vec<T> {
     batch().iter().map(list).collect()
 }

@@ -12,6 +12,7 @@ use crate::store::view::Row;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tidegate_operators::record::{Metrics, Status};
+use tidegate_operators::success::solves;
 
 /// Parts of the run that pictures tell apart from left to right.
 const TIMES: usize = 48;
@@ -99,7 +100,7 @@ impl Beside for PartSums {
         let admitted = (row.admitted_ns > 0).then_some(row.admitted_ns);
         self.began_ns = [self.began_ns, admitted].into_iter().flatten().min();
         if let Some(reward) = row.reward {
-            self.tried(row.group, reward >= 1.0);
+            self.tried(row.group, solves(reward));
         }
         if *row.status == Status::Trained {
             self.trained(row);
