@@ -49,8 +49,8 @@ function rollouts(parent, runs) {
   const COLUMNS = [
     ...(runs.length > 1 ? [["run", (d) => d.run.name]] : []),
     ["step", (d) => d.of.step, "n"], ["group", (d) => d.of.group, "n"], ["task", (d) => d.of.task], ["reward", (d) => d.of.reward, "n"],
-    ["tokens", (d) => d.of.tokens, "n"], ["lag", (d) => d.of.lag_mean, "n"], ["versions", (d) => new Set(spread(d.of.versions)).size, "n"],
-    ["status", (d) => (d.of.status === "trained" ? d.of.stop : d.of.status)], ["shown as", (d) => d.of.why.join(", ")], ["completion", (d) => d.of.completion, "text"],
+    ["tokens", (d) => d.of.tokens, "n"], ["lag", (d) => d.of.lag_mean, "n"], ["versions", (d) => new Set(spread(d.of.versions)).size, "n spare"],
+    ["status", (d) => (d.of.status === "trained" ? d.of.stop : d.of.status)], ["shown as", (d) => d.of.why.join(", "), "spare"], ["completion", (d) => d.of.completion, "text"],
   ];
   function list() {
     const words = state.words.split(/\s+/).filter(Boolean);
@@ -61,7 +61,7 @@ function rollouts(parent, runs) {
     }
     told.textContent = `${count(found.length)} of ${count(all.length)} rollouts`;
     const head = COLUMNS.map(([name, , kind], i) =>
-      el("th", { scope: "col", class: kind === "n" ? "n" : null, "aria-sort": state.by === i ? (state.down ? "descending" : "ascending") : null },
+      el("th", { scope: "col", class: kind, "aria-sort": state.by === i ? (state.down ? "descending" : "ascending") : null },
         el("button", { type: "button", on: { click: () => set({ by: i, down: state.by === i ? !state.down : true }) } }, name, state.by === i ? (state.down ? " ↓" : " ↑") : "")));
     const body = el("tbody", {}, found.slice(0, state.most).map((d) => line(d, words)));
     place.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "skip" }, "open")), head)), body));
@@ -74,7 +74,7 @@ function rollouts(parent, runs) {
       if (name === "completion") return el("td", { class: "text" }, marked(start(oneLine(x), words), words));
       if (name === "group") return el("td", { class: "n" }, `${d.of.group}.${d.of.sample}`);
       if (name === "run") return el("td", {}, el("span", { class: "dot", style: `background:${PALETTE[d.r]}` }), x);
-      return el("td", { class: kind || null }, kind === "n" ? number(x) : x);
+      return el("td", { class: kind }, typeof x === "number" || x == null ? number(x) : x);
     }));
     let open = null;
     const toggle = () => {
