@@ -87,7 +87,9 @@ fn run(place: &Path, name: &str, slow: i64) -> PathBuf {
             (rollouts[5].mask, rollouts[5].version) = (vec![true; 3000], vec![0; 3000]);
             let discarded =
                 Rollout { status: Status::Discarded(Reason::BadTokens(REFUSED.to_owned())), ..rollout(3, 9, slow) };
-            rollouts.push(Rollout { reward: None, reward_error: Some(REFUSED.to_owned()), ..discarded });
+            // Its lists differ in length.
+            let tokens = vec![1; 50];
+            rollouts.push(Rollout { tokens, reward: None, reward_error: Some(REFUSED.to_owned()), ..discarded });
         }
         let ns = |ms: u64| ms * slow as u64 * MS as u64;
         let solved = rollouts.iter().filter(|row| row.reward == Some(1.0)).count();
