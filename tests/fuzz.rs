@@ -255,7 +255,13 @@ fn prompts_in_parquet() {
 fn rollouts() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let run = RunFolder::create(folder.path().join("run")).unwrap();
-    let info = FooterInfo { spec: "steps = 1".into(), model: "a".into(), tokenizer: "b".into(), learner_threads: 1 };
+    let info = FooterInfo {
+        spec: "steps = 1".into(),
+        model: "a".into(),
+        tokenizer: "b".into(),
+        learner_threads: 1,
+        ..FooterInfo::default()
+    };
     let prompt = Prompt { text: "1+1=".into(), tokens: vec![1, 2, 3], ..Prompt::default() };
     let group = Arc::new(Group { due: 2, size: 4, prompt, ..Group::default() });
     let rollout = |sample| Rollout {

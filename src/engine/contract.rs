@@ -29,6 +29,9 @@ pub trait Tokenize: Send + Sync {
 pub struct Identity {
     pub model: String,
     pub tokenizer: String,
+    /// Of the models that it was given besides, for a critic and for a reference policy; empty where it was given none.
+    pub critic: String,
+    pub reference: String,
 }
 
 /// A policy in memory, and what makes its two halves. It need not be `Sync`; all that it makes can go to another thread.

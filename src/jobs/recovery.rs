@@ -47,12 +47,13 @@ impl<E: Engine> Origin<E> {
     /// # Errors
     /// Not enough memory for its learner; a reference that is not of its layout.
     pub fn new(engine: &E, spec: &Spec, open: impl Fn(Option<&Path>) -> Result<E>) -> Result<Self> {
-        let frozen = reference::frozen(spec, engine, Loaded::First, &Refreshed::default(), open)?;
+        let (frozen, reference) = reference::frozen(spec, engine, Loaded::First, &Refreshed::default(), open)?;
         let referee = Referee { frozen, ..Referee::default() };
         let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
         let (state, start) = (State::default(), Start::default());
         let (waiting, before) = (Vec::new(), Vec::new());
-        Ok(Origin { identity: engine.identity(), learner, state, checkpoint: None, start, waiting, before, referee })
+        let identity = Identity { reference, ..engine.identity() };
+        Ok(Origin { identity, learner, state, checkpoint: None, start, waiting, before, referee })
     }
 }
 
@@ -104,10 +105,14 @@ where
     }
     let mut start = Start { finished_ns: state.finished_ns, ..Start::at(last, 0) };
     let waiting = waiting(spec, &mut log, &mut state.groups, &mut start)?;
-    let identity = first.map_or_else(|| engine.identity(), |Footer { info, .. }| identity::recorded(&info));
+    let mut identity = first.map_or_else(|| engine.identity(), |Footer { info, .. }| identity::recorded(&info));
     let before = measured(&mut log, &spec.learn, last)?;
     let loaded = checkpoint.map_or(Loaded::First, |_| Loaded::Later(&identity));
-    let frozen = reference::frozen(spec, &engine, loaded, &refreshed, &open)?;
+    let (frozen, reference) = reference::frozen(spec, &engine, loaded, &refreshed, &open)?;
+    identity::same_reference(spec, &identity, &reference)?;
+    if last == 0 {
+        identity.reference = reference;
+    }
     let referee = Referee { frozen, refreshed, drift: Drift::after(&before), ..Referee::default() };
     Ok((engine, Origin { identity, learner, state, checkpoint, start, waiting, before, referee }))
 }
@@ -168,7 +173,7 @@ fn newest<E: Engine>(
     }
     let engine = open(None)?;
     if let Some(Footer { info, .. }) = first {
-        identity::same(&spec.model.path, &identity::recorded(info), &engine.identity())?;
+        identity::same(spec, &identity::recorded(info), &engine.identity())?;
     }
     let learner = engine.learner(&spec.learn, &spec.generate, spec.steps, 0)?;
     let (state, refreshed, drift) = (State::default(), Refreshed::default(), Drift::default());

@@ -10,7 +10,7 @@ use crate::engine::reference::Drift;
 use crate::engine::spec::Learning;
 use crate::error::{Error, Result};
 use crate::jobs::as_taken::AsTaken;
-use crate::jobs::identity::same_weights;
+use crate::jobs::identity::same_model;
 use crate::jobs::whitening::Whitening;
 use crate::kernel::advantage::Advantage;
 use crate::kernel::reference::{KlIn, Penalty};
@@ -83,36 +83,39 @@ pub enum Loaded<'a> {
 }
 
 /// Makes the reference that a specification asks for: the weights that were refreshed, those of its path, or those that the run
-/// starts from. `open` makes the engine of a model folder, or of the run's own.
+/// starts from. `open` makes the engine of a model folder, or of the run's own. With it the hash of the model that was given, if one was.
 ///
 /// # Errors
-/// A folder that is no model of the policy's layout, or no longer the one that the run started from; not enough memory.
+/// A folder that is no model of the policy's layout, or no longer the one that the run started with; not enough memory.
 pub fn frozen<E: Engine>(
     spec: &Spec,
     engine: &E,
     loaded: Loaded<'_>,
     refreshed: &Refreshed<E::Weights>,
     open: impl Fn(Option<&Path>) -> Result<E>,
-) -> Result<Option<E::Frozen>> {
+) -> Result<(Option<E::Frozen>, String)> {
     let reference = &spec.learn.reference;
     let of = |other: &E| engine.frozen(other, &spec.learn, &spec.generate).map(Some);
+    let own = |frozen| (frozen, String::new());
     if !reference.is_on() {
-        return Ok(None);
+        return Ok(own(None));
     }
     if let Some(weights) = refreshed.get() {
         let mut frozen = engine.frozen(engine, &spec.learn, &spec.generate)?;
         frozen.load(&weights)?;
-        return Ok(Some(frozen));
+        return Ok(own(Some(frozen)));
     }
     if !reference.path.as_os_str().is_empty() {
         let path = &reference.path;
         let named = |e: Error| Error::config("learn.reference.path", path.display(), e.to_string());
-        return of(&open(Some(path)).map_err(named)?);
+        let given = open(Some(path)).map_err(named)?;
+        let hash = given.identity().model;
+        return Ok((of(&given)?, hash));
     }
-    let Loaded::Later(first) = loaded else { return of(engine) };
+    let Loaded::Later(first) = loaded else { return of(engine).map(own) };
     let start = open(None)?;
-    same_weights(&spec.model.path, first, &start.identity())?;
-    of(&start)
+    same_model(&spec.model.path, &first.model, &start.identity().model)?;
+    of(&start).map(own)
 }
 
 /// The weights that are the reference of a run at a checkpoint, if they are not the first ones any more. `engine` has the

@@ -85,7 +85,7 @@ where
 {
     let engine = open(spec, None)?;
     if options.identity == Identity::Required {
-        identity::same(&spec.model.path, &identity::recorded(&footer.info), &engine.identity())?;
+        identity::same(spec, &identity::recorded(&footer.info), &engine.identity())?;
     }
     let set_threads = options.sets.iter().any(|set| set.starts_with("workers.learner_threads"));
     let recorded_threads = u16::try_from(footer.info.learner_threads).unwrap_or(1);
@@ -122,11 +122,15 @@ fn referee<E: Engine>(
     engine: &E,
     open: impl Fn(&Spec, Option<&Path>) -> Result<E>,
 ) -> Result<Referee<E::Frozen, E::Weights>> {
-    let frozen = reference::frozen(spec, engine, Loaded::First, &Refreshed::default(), |folder| open(spec, folder))?;
+    let (frozen, hash) = reference::frozen(spec, engine, Loaded::First, &Refreshed::default(), |folder| open(spec, folder))?;
     let was = Spec::from_text(&footer.info.spec, &[])?.learn.reference;
     // One that is refreshed depends on what is trained.
     let same = |a: &Reference, b: &Reference| a.path == b.path && [a.refresh_steps, b.refresh_steps] == [0, 0];
-    let recorded = if same(&was, &spec.learn.reference) { Recorded::Kept } else { Recorded::Dropped };
+    let recorded = if same(&was, &spec.learn.reference) && [&hash, ""].contains(&footer.info.reference.as_str()) {
+        Recorded::Kept
+    } else {
+        Recorded::Dropped
+    };
     Ok(Referee { frozen, recorded, ..Referee::default() })
 }
 

@@ -85,6 +85,8 @@ where
         spec: spec.to_text(),
         model: identity.model,
         tokenizer: identity.tokenizer,
+        critic: identity.critic,
+        reference: identity.reference,
         learner_threads: u32::from(spec.learner_threads()),
     };
     let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());

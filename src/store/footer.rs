@@ -6,6 +6,7 @@
 //! | `tidegate.step` | the step that the file seals |
 //! | `tidegate.spec` | the text of the run's `spec.toml` |
 //! | `tidegate.model`, `tidegate.tokenizer` | hashes of what the run started from |
+//! | `tidegate.critic`, `tidegate.reference` | of other models that it was given, if it was |
 //! | `tidegate.learner_threads` | how many threads the learner had: results repeat bit for bit only with as many |
 //! | `tidegate.metrics` | the step's [`Metrics`] as a JSON object; `"NaN"`, `"inf"`, `"-inf"` where a number is not finite |
 //! | `tidegate.data` | length and BLAKE3 of everything before the footer |
@@ -47,6 +48,9 @@ pub struct FooterInfo {
     pub model: String,
     /// Hash of the tokenizer.
     pub tokenizer: String,
+    /// Hashes of the models that it was given for a critic and for a reference policy; empty where it was given none.
+    pub critic: String,
+    pub reference: String,
     /// Threads of the learner.
     pub learner_threads: u32,
 }
@@ -125,6 +129,11 @@ impl FileFooter {
             ("tidegate.learner_threads".to_owned(), self.info.learner_threads.to_string()),
             (DATA.to_owned(), data.to_text()),
         ]);
+        for (key, given) in [("tidegate.critic", &self.info.critic), ("tidegate.reference", &self.info.reference)] {
+            if !given.is_empty() {
+                pairs.insert(key.to_owned(), given.clone());
+            }
+        }
         let merged = self.rows.len() > 1;
         if merged {
             pairs.insert(STEPS.to_owned(), format!("{}-{}", self.first, self.steps().end()));
@@ -170,8 +179,9 @@ impl FileFooter {
         }
         let mut text = |key| pairs.of.remove(key).unwrap_or_default();
         let [spec, model, tokenizer] = ["tidegate.spec", "tidegate.model", "tidegate.tokenizer"].map(&mut text);
+        let [critic, reference] = ["tidegate.critic", "tidegate.reference"].map(&mut text);
         let learner_threads = pairs.parse("tidegate.learner_threads")?.unwrap_or(0);
-        let info = FooterInfo { spec, model, tokenizer, learner_threads };
+        let info = FooterInfo { spec, model, tokenizer, critic, reference, learner_threads };
         let data = pairs.of.get(DATA).and_then(|text| DataSeal::from_text(text));
         let rows_in_file = u64::try_from(file.num_rows()).unwrap_or(0);
         let (first, rows, metrics) = match pairs.of.remove(STEPS) {

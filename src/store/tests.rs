@@ -23,6 +23,8 @@ fn info() -> FooterInfo {
         spec: "[schedule]\nmax_lag = 2\n".to_owned(),
         model: "m".repeat(64),
         tokenizer: "t".repeat(64),
+        critic: "c".repeat(64),
+        reference: "r".repeat(64),
         learner_threads: 2,
     }
 }

@@ -1,7 +1,7 @@
 //! The critic end to end: what the log says of it is what its own columns come to, a replay comes to the same bit for bit, and so does
 //! a run that was ended in its middle.
 
-use crate::harness::{self, call, folder, place, resume, run, steps, workplace as with_model};
+use crate::harness::{self, call, folder, place, resume, run, steps, tidegate, workplace as with_model};
 use std::fs;
 use tempfile::TempDir;
 use tidegate::store::layout::LogFile;
@@ -252,6 +252,12 @@ fn a_separate_critic_of_a_model_folder() {
     harness::run(&dir, &[&sets[..3], &[own.as_str(), "output=other"]].concat()).ok();
     let other = RunFolder::view(dir.path().join("other")).unwrap();
     assert!(trained(&harness::steps(&other)[0]).all(|row| row.value.iter().all(|value| *value != 0.0)));
+    // What was given is known again, also by who trains it anew.
+    let ends = other.checkpointed_steps().unwrap().into_iter().next_back().unwrap();
+    let given = harness::steps(&other).remove(0).footer.info.critic;
+    harness::copy(&other.checkpoint(ends).join("critic"), &path);
+    let replay = tidegate(dir.path(), &["replay", "other"]);
+    replay.refused(1, &["critic: the model's hash is ", &format!("the run recorded {given}"), "--force"]);
     fs::write(path.join("tokenizer.json"), fs::read_to_string(path.join("tokenizer.json")).unwrap() + "\n").unwrap();
     harness::run(&dir, &[&sets[..3], &[own.as_str()]].concat())
         .refused(2, &["learn.critic.path = ", "its tokenizer (hash "]);

@@ -250,3 +250,24 @@ fn what_makes_no_sense_is_refused() {
         .refused(2, &["learn.reference.path = nowhere: nowhere/model.safetensors: No such file"]);
     assert!(!dir.path().join("runs").exists());
 }
+
+/// Catches a folder that became another model, and a run that goes on with it as if it were the one that it began with.
+#[test]
+fn a_model_that_was_given_is_known_again() {
+    let dir = workplace();
+    let (first, given) = (format!("output={:?}", "first"), dir.path().join("given"));
+    run(&dir, &[&first, "steps=2"]).ok();
+    harness::copy(&dir.path().join("first/checkpoints/step-00000002"), &given);
+    run(&dir, &["learn.reference={kl_coef=0.1,path='given'}", "steps=4"]).ok();
+    let recorded = steps(&folder(&dir)).remove(0).footer.info.reference;
+    assert_eq!(recorded.len(), 16);
+    call(&dir, &["resume", "runs/spec"], &["steps=6"]).ok();
+    assert!(steps(&folder(&dir)).iter().all(|file| file.footer.info.reference == recorded));
+    call(&dir, &["resume", "first"], &["steps=9"]).ok();
+    fs::remove_dir_all(&given).unwrap();
+    harness::copy(&dir.path().join("first/checkpoints/step-00000009"), &given);
+    let refused = call(&dir, &["resume", "runs/spec"], &["steps=8"]);
+    refused.refused(1, &["given: the model's hash is ", &format!("the run recorded {recorded}")]);
+    // What the log has is all that a replay needs.
+    replayed(&dir, 6);
+}

@@ -31,7 +31,7 @@ impl Engine for Policy {
     }
 
     fn identity(&self) -> Identity {
-        Identity { model: self.hash.clone(), tokenizer: self.tokenizer.hash().to_owned() }
+        Identity { model: self.hash.clone(), tokenizer: self.tokenizer.hash().to_owned(), ..Identity::default() }
     }
 
     fn longest(&self) -> usize {

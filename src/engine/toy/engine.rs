@@ -72,7 +72,7 @@ impl Engine for ToyEngine {
         // A critic comes and goes with the specification; the policy is the same.
         let hashes = self.weights.hashes();
         let logits = hashes.first().map(|(_, hash)| hash.clone()).unwrap_or_default();
-        Identity { model: logits, tokenizer: format!("toy {VOCAB}") }
+        Identity { model: logits, tokenizer: format!("toy {VOCAB}"), ..Identity::default() }
     }
 
     fn longest(&self) -> usize {

@@ -19,6 +19,8 @@ pub const FOLDER: &str = "critic";
 pub struct WithCritic<E: Engine> {
     policy: E,
     critic: Option<E>,
+    /// Hash of the critic, where it is another model than the policy.
+    given: String,
     advantages: Advantages,
 }
 
@@ -50,7 +52,9 @@ impl<E: Engine> WithCritic<E> {
                 ));
             }
         }
-        Ok(WithCritic { policy, critic, advantages: Advantages::of(spec) })
+        let given = critic.as_ref().filter(|_| !spec.learn.critic.path.as_os_str().is_empty());
+        let given = given.map_or_else(String::new, |critic| critic.identity().model);
+        Ok(WithCritic { policy, critic, given, advantages: Advantages::of(spec) })
     }
 }
 
@@ -74,7 +78,7 @@ impl<E: Engine + 'static> Engine for WithCritic<E> {
     }
 
     fn identity(&self) -> Identity {
-        self.policy.identity()
+        Identity { critic: self.given.clone(), ..self.policy.identity() }
     }
 
     fn longest(&self) -> usize {
