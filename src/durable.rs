@@ -32,11 +32,16 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// or nothing.
 ///
 /// # Errors
-/// What `write` returned, or the disk ([`Error::Full`] where it is full); the temporary file is then removed.
+/// Something at the path that is no file, as `/dev/null`; what `write` returned, or the disk ([`Error::Full`] where it is full): the
+/// temporary file is then removed.
 pub fn write_sealed<E>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()>
 where
     E: Into<Box<dyn std::error::Error>>,
 {
+    // A name that is renamed over is gone, be it a device's.
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(Error::file(path, "is there and is no file: it would be replaced by one; give another name"));
+    }
     let unfinished = temporary(path);
     let attempt = || {
         let mut options = File::options();
@@ -296,6 +301,18 @@ mod tests {
         let error = write_sealed(&path, |_| Err("no")).unwrap_err();
         assert_eq!(error.to_string(), format!("{}: no", path.display()));
         assert!(names(dir.path()).unwrap().is_empty());
+    }
+
+    /// Catches a device or a pipe that is replaced by a file: as root, `/dev/null` itself.
+    #[test]
+    fn what_is_no_file_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let error = write_sealed(&pipe, |_| Ok::<(), Error>(())).unwrap_err();
+        assert!(error.to_string().contains("pipe: is there and is no file"), "{error}");
+        assert_eq!(names(dir.path()).unwrap(), ["pipe"]);
+        assert!(!fs::metadata(&pipe).unwrap().is_file());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod critic;
 mod curriculum;
 mod evaluation;
 mod explain;
+mod metrics;
 #[cfg(test)]
 mod numbers_tests;
 mod read;
@@ -14,6 +15,7 @@ mod safeguard;
 mod schedule;
 
 pub use check::{check_counts, check_learning, check_sampling, check_threads};
+pub use metrics::MetricsSpec;
 pub use read::{read, text_of};
 pub use reference::check_no_reference;
 
@@ -58,6 +60,7 @@ pub struct Spec {
     pub estimate: EstimateSpec,
     pub learn: Learning,
     pub checkpoint: CheckpointSpec,
+    pub metrics: MetricsSpec,
     pub eval: EvalSpec,
 }
 
@@ -79,6 +82,7 @@ impl Default for Spec {
             estimate: EstimateSpec::default(),
             learn: Learning::default(),
             checkpoint: CheckpointSpec::default(),
+            metrics: MetricsSpec::default(),
             eval: EvalSpec::default(),
         }
     }

@@ -84,7 +84,7 @@ fn without(mut keys: Table, sections: &[&str]) -> Table {
     keys
 }
 
-const SECTIONS: [&str; 13] = [
+const SECTIONS: [&str; 14] = [
     "model",
     "data",
     "task",
@@ -97,6 +97,7 @@ const SECTIONS: [&str; 13] = [
     "estimate",
     "learn",
     "checkpoint",
+    "metrics",
     "eval",
 ];
 

@@ -4,6 +4,7 @@
 pub mod contract;
 pub mod critic;
 pub mod kept;
+pub mod observed;
 pub mod reference;
 pub mod sampler;
 pub mod spec;

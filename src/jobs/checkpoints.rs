@@ -21,7 +21,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 use tidegate_operators::fault::{Fault, guarded};
 use tidegate_operators::record::{Rollout, SealedStep, Step, Version};
@@ -155,6 +155,10 @@ fn last<E: Engine>(
 /// So many files of the log are no burden, and easier to look at one by one.
 const MANY: usize = 64;
 
+/// Where every step is to be kept, how long training waits for the checkpoint before; and how often it looks.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(1);
+
 /// Where checkpoints are written.
 struct Desk<E: Engine> {
     folder: RunFolder,
@@ -255,6 +259,11 @@ impl Due {
         let time = Duration::try_from_secs_f64(self.minutes * 60.0).unwrap_or(Duration::MAX);
         steps || self.minutes > 0.0 && step > self.step && self.at.elapsed() >= time
     }
+
+    /// How long a checkpoint that is due waits for the one before, where that is not written yet: it is skipped then, unless each is asked for.
+    fn patience(&self) -> Duration {
+        if self.steps == 1 { PATIENCE } else { Duration::ZERO }
+    }
 }
 
 /// A learner that is copied when a checkpoint is due.
@@ -266,6 +275,19 @@ pub struct Watched<E: Engine> {
     sender: Sender<Message<E>>,
     counters: Arc<Counters>,
     refreshed: Refreshed<E::Weights>,
+}
+
+/// Whether the checkpoint before is written, after a wait of at most `patience`. Its step is being sealed on another thread, so that a wait
+/// ends; should it not, training goes on.
+fn is_over(busy: &AtomicBool, patience: Duration) -> bool {
+    let started = Instant::now();
+    while busy.load(Ordering::Acquire) {
+        if started.elapsed() >= patience {
+            return false;
+        }
+        sleep(LOOK);
+    }
+    true
 }
 
 impl<E: Engine> Learner for Watched<E> {
@@ -293,7 +315,7 @@ impl<E: Engine> Learner for Watched<E> {
         count(started);
         let learner = self.learner.get()?;
         let version = E::version(learner);
-        if self.due.after(version) && !self.busy.load(Ordering::Acquire) {
+        if self.due.after(version) && is_over(&self.busy, self.due.patience()) {
             (self.due.step, self.due.at) = (version, Instant::now());
             let started = thread_ns();
             let optimizer = E::optimizer(learner);
@@ -355,5 +377,6 @@ mod tests {
         assert_eq!([10, 11].map(|step| due(0, 10.0, 601).after(step)), [false, true]);
         assert!(!due(0, 10.0, 590).after(11) && !due(0, 0.0, 9999).after(11));
         assert!(due(100, 1.0, 61).after(11));
+        assert_eq!([0, 1, 2].map(|steps| due(steps, 1.0, 0).patience()), [Duration::ZERO, PATIENCE, Duration::ZERO]);
     }
 }

@@ -142,7 +142,7 @@ const FIXED: [&str; 8] = [
 
 /// What a run can take in its middle, by how keys begin. Of the others each would make one run out of two: other rewards, another
 /// bound, other batches, other draws.
-const HARMLESS: [&str; 23] = [
+const HARMLESS: [&str; 24] = [
     "steps",
     "checkpoint.",
     "curriculum.",
@@ -152,6 +152,7 @@ const HARMLESS: [&str; 23] = [
     "generate.slots",
     "generate.time_limit_s",
     "learn.",
+    "metrics.",
     "reward.batch",
     "reward.command",
     "reward.connections",

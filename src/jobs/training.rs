@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::checkpoints::{Checkpoints, Making};
 use crate::jobs::curriculum::Drawing;
+use crate::jobs::curves::Curves;
 use crate::jobs::divergence::Stopping;
 use crate::jobs::encode::Encoder;
 use crate::jobs::estimator::{Discards, GroupEstimator};
@@ -89,7 +90,8 @@ where
         reference: identity.reference,
         learner_threads: u32::from(spec.learner_threads()),
     };
-    let log = Shown::new(ParquetLog::new(folder.clone(), info).waits(room(halt)), progress.clone());
+    let log = Curves::new(spec, folder, ParquetLog::new(folder.clone(), info).waits(room(halt)));
+    let log = Shown::new(log, progress.clone());
     let sealed = log.sealed();
     let (counted, refreshed) = (&counters, referee.refreshed.clone());
     let making = Making { engine, folder, spec: &spec.checkpoint, newest: checkpoint, counters: counted, best, refreshed };

@@ -16,7 +16,7 @@
 //! | [`loss`] | policy and value losses with their derivatives |
 //! | [`critic`] | the value loss with a bound, explained variance |
 //! | [`aggregation`] | how the tokens' losses become one number |
-//! | [`kl`] | estimates of the Kullback-Leibler divergence |
+//! | [`kl`] | the Kullback-Leibler divergence, and estimates of it |
 //! | [`mod@reference`] | what it costs to leave a reference policy, in the loss and in the reward |
 //! | [`ess`] | effective sample size, mergeable |
 //! | [`mean`] | a token-weighted mean, mergeable |

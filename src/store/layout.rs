@@ -9,6 +9,7 @@
 //!   checkpoints/step-00000040/         weights, optimizer, state; `evaluation.json` where it was evaluated
 //!   checkpoints/best                   a link to the best of them, where they are
 //!   metrics.parquet                    one row a step, derived at a clean end
+//!   events.out.tfevents.tidegate       the same for TensorBoard, as the run goes on
 //!   summary.json                       what the run came to, at a clean end
 //! ```
 //!
@@ -190,6 +191,11 @@ impl RunFolder {
     /// `metrics.parquet`.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.parquet")
+    }
+
+    /// `events.out.tfevents.tidegate`: TensorBoard calls a run by the folder in which it finds such a file.
+    pub fn events(&self) -> PathBuf {
+        self.path.join("events.out.tfevents.tidegate")
     }
 
     /// Where a file of the rollout log is.

@@ -9,6 +9,7 @@ mod compact;
 mod decode;
 mod encode;
 mod encodings;
+pub mod events;
 mod file;
 mod footer;
 mod guard;

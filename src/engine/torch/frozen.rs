@@ -9,6 +9,7 @@ use crate::engine::torch::memory;
 use crate::engine::torch::micro_batch::{MicroBatch, planned, refused, to_host};
 use crate::engine::torch::model::{Form, Model};
 use crate::engine::torch::moments::read_into;
+use crate::engine::torch::observed::log_probabilities;
 use crate::engine::torch::pack::{Branches, Trees};
 use crate::engine::torch::weights::Snapshot;
 use crate::error::{Error, Result};
@@ -42,6 +43,25 @@ impl TorchFrozen {
         Ok(TorchFrozen { config, layout, device, kind, model, temperature, torch_ns: 0 })
     }
 
+    /// Refuses a rollout that it cannot compute.
+    fn takes(&self, rollout: &Rollout) -> Result<()> {
+        let place = || format!("group {}, sample {}", rollout.group.number, rollout.sample);
+        refused(rollout, &self.config).map_or(Ok(()), |why| Err(Error::engine(place(), why)))
+    }
+
+    /// `[T, V]` log-probabilities in the places of a rollout's tokens.
+    pub(super) fn distributions(&mut self, rollout: &Rollout) -> Result<Vec<f32>> {
+        self.takes(rollout)?;
+        if rollout.tokens.is_empty() {
+            return Ok(Vec::new());
+        }
+        no_grad(|| {
+            let micro_batch = MicroBatch::new(std::slice::from_ref(rollout), &[vec![0]], self.device)?;
+            let hidden = self.model.hidden(micro_batch.trees())?;
+            log_probabilities(&micro_batch.logits(&self.model, &hidden)?, self.temperature)
+        })
+    }
+
     /// Fills `logp_reference` of the rollouts that `trees` names.
     fn micro_batch(&self, batch: &mut [Rollout], trees: &[Branches]) -> Result<()> {
         let said = no_grad(|| {
@@ -63,11 +83,7 @@ impl Frozen for TorchFrozen {
     type Piece = Trees;
 
     fn pieces(&self, batch: &[Rollout], which: &[usize], most_tokens: usize) -> Result<Vec<Trees>> {
-        for rollout in which.iter().map(|&i| &batch[i]) {
-            if let Some(why) = refused(rollout, &self.config) {
-                return Err(Error::engine(format!("group {}, sample {}", rollout.group.number, rollout.sample), why));
-            }
-        }
+        which.iter().try_for_each(|&i| self.takes(&batch[i]))?;
         Ok(planned(batch, which, most_tokens).micro_batches)
     }
 

@@ -10,6 +10,7 @@
 //! loaded since the prompt ran.
 
 use crate::clock::thread_ns;
+use crate::engine::observed::Drawn;
 use crate::engine::sampler::{Choice, choose, uniform};
 use crate::engine::spec::{KvAfterUpdate, Sampling};
 use crate::engine::torch::cache::{Cache, Prefix};
@@ -19,12 +20,13 @@ use crate::engine::torch::ffi;
 use crate::engine::torch::layout::Layout;
 use crate::engine::torch::memory;
 use crate::engine::torch::model::{Form, Model};
+use crate::engine::torch::observed::log_probabilities;
 use crate::engine::torch::rows::{Rows, Sequence};
 use crate::engine::torch::weights::Snapshot;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 use tidegate_operators::fault::Fault;
 use tidegate_operators::generate::Generator;
 use tidegate_operators::record::{Group, Prompt, Reason, Rollout, Status, Stop, Version, now_ns};
@@ -59,6 +61,8 @@ pub struct TorchGenerator {
     refused: Vec<Rollout>,
     slots: Vec<Option<Sequence>>,
     torch_ns: u64,
+    /// What tokens were drawn from, where somebody observes it.
+    observed: Option<Vec<Drawn>>,
 }
 
 /// A group of which some samples have no slot yet.
@@ -103,6 +107,7 @@ impl TorchGenerator {
             refused: Vec::new(),
             slots: (0..slots).map(|_| None).collect(),
             torch_ns: 0,
+            observed: None,
             config,
             layout,
             settings,
@@ -117,6 +122,16 @@ impl TorchGenerator {
     /// Nanoseconds that its thread spent in libtorch so far, on the processor.
     pub fn torch_ns(&self) -> u64 {
         self.torch_ns
+    }
+
+    /// Keeps what tokens are drawn from, from now on.
+    pub(super) fn observe(&mut self) {
+        self.observed.get_or_insert_default();
+    }
+
+    /// Takes what was kept.
+    pub(super) fn drawn(&mut self) -> Vec<Drawn> {
+        self.observed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Why a prompt cannot be sampled, if so.
@@ -199,6 +214,12 @@ impl TorchGenerator {
             let chosen = ffi::choose(&logits, &draws, sampling.temperature)?;
             chosen.into_iter().map(|(token, logp)| Choice { token, logp }).collect()
         };
+        if let Some(observed) = &mut self.observed {
+            let logps = log_probabilities(&logits, sampling.temperature)?;
+            let of = |slot: &usize| self.slots[*slot].as_ref().map(|sequence| &sequence.rollout);
+            let rows = sampled.iter().filter_map(of).zip(logps.chunks_exact(logits.size2()?.1 as usize));
+            observed.extend(rows.map(|(r, row)| Drawn { group: r.group.number, sample: r.sample, logps: row.to_vec() }));
+        }
         Ok(choices.into_iter().zip(values).collect())
     }
 
@@ -296,10 +317,8 @@ impl TorchGenerator {
 
 /// Choices of distributions that are cut (`top_k`, `top_p`): on the host, a row after the other.
 fn cut(logits: &Tensor, sampling: &Sampling, draws: &[f64]) -> Result<Vec<Choice>> {
-    let divided = if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature };
-    let logps = logits.f_div_scalar(divided)?.f_log_softmax(-1, Kind::Float)?;
-    let vocabulary = logps.size2()?.1 as usize;
-    let mut logps = Vec::<f32>::try_from(logps.f_flatten(0, -1)?)?;
+    let mut logps = log_probabilities(logits, sampling.temperature)?;
+    let vocabulary = logits.size2()?.1 as usize;
     Ok(logps.chunks_exact_mut(vocabulary).zip(draws).map(|(row, &draw)| choose(row, sampling, draw)).collect())
 }
 

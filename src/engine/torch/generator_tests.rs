@@ -8,6 +8,7 @@ use crate::engine::torch::ffi::Places;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::trees::tests::sequences;
 use std::collections::BTreeMap;
+use tch::Kind;
 use tidegate_operators::record::Prompt;
 
 /// A token is a letter; from 26 on, two letters.

@@ -97,7 +97,15 @@ impl MicroBatch {
         with_values(&said, model.value(&hidden)?)
     }
 
-    /// The same, where no gradient but that of the critic's head is wanted: of hidden states that have none.
+    /// `[c, V]` f32 logits in the place of each completion token, from the hidden states of all rows (`[n, d]`). No gradients.
+    ///
+    /// # Errors
+    /// As [`outputs`](MicroBatch::outputs).
+    pub fn logits(&self, model: &Model, hidden: &Tensor) -> Result<Tensor> {
+        model.logits(&rows_of(hidden, &self.positions)?)
+    }
+
+    /// [`outputs`](MicroBatch::outputs), where no gradient but that of the critic's head is wanted: of hidden states that have none.
     ///
     /// # Errors
     /// As [`outputs`](MicroBatch::outputs).

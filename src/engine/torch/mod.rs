@@ -7,7 +7,7 @@
 //! * [`generator`] samples, over [`cache`], [`rows`] by step;
 //! * [`learner`] trains: [`pack`] plans micro-batches, [`micro_batch`] computes one, over [`trees`] of what rollouts share; what it says becomes coefficients
 //!   and metrics in [`tally`](crate::engine::tally), [`trail`] keeps less on the way,
-//!   [`optimizer`] is AdamW; [`frozen`] is what it is to stay near;
+//!   [`optimizer`] is AdamW; [`frozen`] is what it is to stay near; `observed` shows whole distributions;
 //! * [`device`] where it all runs, [`probe`] what it reaches there, `ffi` the operations that libtorch's bindings lack (`ops/`).
 
 pub mod attention;
@@ -28,6 +28,7 @@ pub mod memory;
 pub mod micro_batch;
 pub mod model;
 pub mod moments;
+mod observed;
 pub mod optimizer;
 pub mod pack;
 pub mod policy;

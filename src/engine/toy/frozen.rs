@@ -16,6 +16,27 @@ impl ToyFrozen {
     pub fn new(weights: ToyWeights, temperature: f32) -> Self {
         ToyFrozen { weights, temperature }
     }
+
+    /// Refuses ids that the tables do not have.
+    fn takes(&self, rollout: &Rollout) -> Result<()> {
+        let vocab = self.weights.vocab;
+        let mut ids = rollout.group.prompt.tokens.iter().chain(&rollout.tokens);
+        let Some(id) = ids.find(|&&id| id as usize >= vocab) else { return Ok(()) };
+        let place = format!("group {}, sample {}", rollout.group.number, rollout.sample);
+        Err(Error::engine(place, format!("id {id} is not below the vocabulary's {vocab}")))
+    }
+
+    /// `[V]` log-probabilities in the place of the token `t`.
+    fn distribution(&self, rollout: &Rollout, t: usize) -> Vec<f32> {
+        let context = self.weights.context(&rollout.group.prompt.tokens, &rollout.tokens[..t]);
+        log_softmax(self.weights.row(context), self.temperature)
+    }
+
+    /// `[T, V]` log-probabilities in the places of a rollout's tokens.
+    pub(super) fn distributions(&self, rollout: &Rollout) -> Result<Vec<f32>> {
+        self.takes(rollout)?;
+        Ok((0..rollout.tokens.len()).flat_map(|t| self.distribution(rollout, t)).collect())
+    }
 }
 
 impl Frozen for ToyFrozen {
@@ -24,25 +45,14 @@ impl Frozen for ToyFrozen {
 
     /// A rollout each.
     fn pieces(&self, batch: &[Rollout], which: &[usize], _: usize) -> Result<Vec<usize>> {
-        let vocab = self.weights.vocab;
-        for rollout in which.iter().map(|&i| &batch[i]) {
-            let mut ids = rollout.group.prompt.tokens.iter().chain(&rollout.tokens);
-            if let Some(id) = ids.find(|&&id| id as usize >= vocab) {
-                let place = format!("group {}, sample {}", rollout.group.number, rollout.sample);
-                return Err(Error::engine(place, format!("id {id} is not below the vocabulary's {vocab}")));
-            }
-        }
+        which.iter().try_for_each(|&i| self.takes(&batch[i]))?;
         Ok(which.to_vec())
     }
 
     fn score(&mut self, batch: &mut [Rollout], piece: &usize) -> Result<()> {
         let rollout = &mut batch[*piece];
-        let (prompt, tokens) = (&rollout.group.prompt.tokens, &rollout.tokens);
-        let logp = |t: usize| {
-            let row = self.weights.row(self.weights.context(prompt, &tokens[..t]));
-            log_softmax(row, self.temperature)[tokens[t] as usize]
-        };
-        rollout.logp_reference = (0..tokens.len()).map(logp).collect();
+        let logp = |t: usize| self.distribution(rollout, t)[rollout.tokens[t] as usize];
+        rollout.logp_reference = (0..rollout.tokens.len()).map(logp).collect();
         Ok(())
     }
 

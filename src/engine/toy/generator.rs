@@ -2,6 +2,7 @@
 
 use super::policy::{ToyWeights, divisor, log_softmax};
 use super::task::{EOS, ToyTokenizer};
+use crate::engine::observed::Drawn;
 use crate::engine::sampler::{Choice, choose, uniform};
 use crate::engine::spec::Sampling;
 use std::collections::VecDeque;
@@ -19,13 +20,25 @@ pub struct ToyGenerator {
     queue: VecDeque<(Arc<Group>, u32)>,
     /// At most `slots`, in the order in which they entered.
     running: Vec<Rollout>,
+    /// What tokens were drawn from, where somebody observes it.
+    observed: Option<Vec<Drawn>>,
 }
 
 impl ToyGenerator {
     /// A generator without weights: [`load`](Generator::load) gives it the first.
     pub fn new(sampling: Sampling, seed: u64) -> Self {
         let draw = Draw { sampling, seed };
-        ToyGenerator { draw, weights: None, queue: VecDeque::new(), running: Vec::new() }
+        ToyGenerator { draw, weights: None, queue: VecDeque::new(), running: Vec::new(), observed: None }
+    }
+
+    /// Keeps what tokens are drawn from, from now on.
+    pub(super) fn observe(&mut self) {
+        self.observed.get_or_insert_default();
+    }
+
+    /// Takes what was kept.
+    pub(super) fn drawn(&mut self) -> Vec<Drawn> {
+        self.observed.as_mut().map(mem::take).unwrap_or_default()
     }
 
     /// Rollouts that it samples at once.
@@ -87,6 +100,10 @@ impl Generator for ToyGenerator {
         };
         let mut ended = self.fill(weights.vocab);
         for mut rollout in mem::take(&mut self.running) {
+            if let Some(observed) = &mut self.observed {
+                let logps = self.draw.distribution(&rollout, &weights);
+                observed.push(Drawn { group: rollout.group.number, sample: rollout.sample, logps });
+            }
             match self.draw.token(&mut rollout, version, &weights) {
                 None => self.running.push(rollout),
                 Some(stop) => {
@@ -112,11 +129,17 @@ struct Draw {
 }
 
 impl Draw {
+    /// `[V]` log-probabilities of its next token.
+    fn distribution(&self, rollout: &Rollout, weights: &ToyWeights) -> Vec<f32> {
+        let context = weights.context(&rollout.group.prompt.tokens, &rollout.tokens);
+        log_softmax(weights.row(context), divisor(&self.sampling))
+    }
+
     /// Samples one more token of `rollout`; why it ended, if it did.
     fn token(&self, rollout: &mut Rollout, version: Version, weights: &ToyWeights) -> Option<Stop> {
         let context = weights.context(&rollout.group.prompt.tokens, &rollout.tokens);
         let u = uniform(self.seed, rollout.group.number, rollout.sample, rollout.tokens.len() as u32);
-        let mut logps = log_softmax(weights.row(context), divisor(&self.sampling));
+        let mut logps = self.distribution(rollout, weights);
         let Choice { token, logp } = choose(&mut logps, &self.sampling, u);
         rollout.tokens.push(token);
         rollout.mask.push(true);

@@ -5,6 +5,7 @@
 //! generator   samples rollouts with them; samples recorded ones again
 //! learner     one gradient step a batch, in micro-batches
 //! frozen      a reference that nothing trains
+//! observed    whole distributions of both, for measurements
 //! engine      makes them, and keeps their tables in files
 //! task        a tokenizer, prompts and a reward that the table can learn
 //! ```
@@ -15,6 +16,7 @@ pub mod engine;
 pub mod frozen;
 pub mod generator;
 pub mod learner;
+mod observed;
 pub mod policy;
 pub mod task;
 

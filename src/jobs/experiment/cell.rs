@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::jobs::experiment::design::{Cell, Design};
-use crate::jobs::experiment::results::{Figures, Outcome, Row, curve};
+use crate::jobs::experiment::results::{Figures, Outcome, Row, curve, rounded_seconds};
 use crate::jobs::signals::Interrupt;
 use crate::store::{self, RunFolder};
 use rustix::process::{Pid, Signal, kill_process};
@@ -92,7 +92,7 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
         settings: cell.settings.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: machine(),
-        seconds: (started.elapsed().as_secs_f64() * 10.0).round() / 10.0,
+        seconds: rounded_seconds(started.elapsed()),
         outcome,
         curve: curve(&metrics),
     })
@@ -160,7 +160,7 @@ fn last_words(log: &Path) -> String {
 }
 
 /// The processor, as Linux names it, and how many of them this program may use.
-fn machine() -> String {
+pub(super) fn machine() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name.trim());
     let count = available_parallelism().map_or(1, |count| count.get());

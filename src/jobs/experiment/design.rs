@@ -1,6 +1,7 @@
 //! What an experiment is: axes of settings, and the cells that they make with the seeds.
 
 use crate::error::{Error, Result};
+use crate::jobs::experiment::kl::ways::Kl;
 use crate::spec::{Spec, read, text_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -18,6 +19,8 @@ pub struct Design {
     pub set: Vec<String>,
     pub seeds: Vec<u64>,
     pub axis: Vec<Axis>,
+    /// What of each run is measured, where the cells are measurements and not runs.
+    pub kl: Kl,
 }
 
 /// One thing that differs between cells.
@@ -66,7 +69,8 @@ impl Design {
     pub fn all(&self) -> Result<Vec<Cell>> {
         let cells = self.cells(&text_of(&self.base)?);
         for cell in cells.iter().filter(|cell| Some(&cell.seed) == self.seeds.first()) {
-            Spec::load(&self.base, &cell.sets).map_err(|error| match error {
+            let spec = Spec::load(&self.base, &cell.sets);
+            spec.and_then(|spec| self.kl.fits(&spec)).map_err(|error| match error {
                 Error::Config { key, value, reason } => {
                     Error::config(key, value, format!("{reason} (in the cell {})", self.told(cell)))
                 }
@@ -95,7 +99,9 @@ impl Design {
                 "at least one, each once, for example [1, 2, 3]",
             ));
         }
-        let axes: Vec<&str> = self.axis.iter().map(|axis| axis.name.as_str()).collect();
+        self.kl.check()?;
+        let all = self.axes();
+        let axes: Vec<&str> = all.iter().map(|axis| axis.name.as_str()).collect();
         if !names(axes.clone()) {
             return Err(Error::config("axis.name", axes.join(", "), "each axis has a name of its own"));
         }
@@ -114,10 +120,15 @@ impl Design {
         }
     }
 
+    /// Its own axes, and those of its measurements.
+    pub fn axes(&self) -> Vec<Axis> {
+        self.axis.iter().cloned().chain(self.kl.axes()).collect()
+    }
+
     /// All cells, the last axis fastest but for the seed, which is slowest: the first results are of all settings.
     fn cells(&self, base: &str) -> Vec<Cell> {
         let mut rows: Vec<(Vec<String>, Vec<String>)> = vec![(Vec::new(), self.set.clone())];
-        for axis in &self.axis {
+        for axis in &self.axes() {
             let with = |(at, sets): &(Vec<String>, Vec<String>), value: &Value| {
                 let at = at.iter().chain([&value.name]).cloned().collect();
                 (at, sets.iter().chain(&value.set).cloned().collect())
@@ -127,7 +138,8 @@ impl Design {
         let cell = |seed: u64, (at, sets): &(Vec<String>, Vec<String>)| {
             let sets: Vec<String> = sets.iter().cloned().chain([format!("seed={seed}")]).collect();
             let mut hash = blake3::Hasher::new();
-            for part in [base].into_iter().chain(sets.iter().map(String::as_str)) {
+            let measured = self.kl.settings(at);
+            for part in [base].into_iter().chain(sets.iter().chain(&measured).map(String::as_str)) {
                 hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
             }
             let settings = hash.finalize().to_hex()[..16].to_owned();
@@ -138,7 +150,8 @@ impl Design {
 
     /// A cell as a person calls it: `loss=ppo max_lag=8 seed=1`.
     pub fn told(&self, cell: &Cell) -> String {
-        let at = self.axis.iter().zip(&cell.at).map(|(axis, value)| format!("{}={value} ", axis.name));
+        let axes = self.axes();
+        let at = axes.iter().zip(&cell.at).map(|(axis, value)| format!("{}={value} ", axis.name));
         format!("{}seed={}", at.collect::<String>(), cell.seed)
     }
 }

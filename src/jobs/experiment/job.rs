@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::jobs::experiment::cell::run;
 use crate::jobs::experiment::design::{Cell, Design};
+use crate::jobs::experiment::kl;
 use crate::jobs::experiment::results::{Outcome, Results, Row};
 use crate::jobs::experiment::table::{Form, table};
 use crate::jobs::report::write_experiment;
@@ -77,7 +78,10 @@ pub fn experiment(options: &Options) -> Result<()> {
         for (done, cell) in open.iter().enumerate() {
             let folder = runs.join(folder_name(&design, cell));
             say(format_args!("cell      {} of {}: {} in {}", done + 1, open.len(), design.told(cell), folder.display()));
-            let row = run(&design, cell, &folder, &interrupt)?;
+            let row = match design.kl.is_on() {
+                true => kl::cell::run(&design, cell, &folder, &interrupt)?,
+                false => run(&design, cell, &folder, &interrupt)?,
+            };
             let left = started.elapsed().as_secs_f64() / (done + 1) as f64 * (open.len() - done - 1) as f64 / 60.0;
             say(format_args!("          {}; about {left:.0} min left", told(&row)));
             results.keep(row)?;
@@ -86,7 +90,10 @@ pub fn experiment(options: &Options) -> Result<()> {
     if let Some(file) = &options.html {
         write_experiment(&stem.to_string_lossy(), &design, &cells, &results, file)?;
     }
-    print(table(&design, &cells, &results, options.form))
+    print(match design.kl.is_on() {
+        true => kl::table::table(&design, &cells, &results, options.form),
+        false => table(&design, &cells, &results, options.form),
+    })
 }
 
 /// Holds an experiment's file as long as its cells run: two at once would take each other's results, and each other's runs.
@@ -104,11 +111,12 @@ fn alone(path: &Path) -> Result<File> {
     }
 }
 
-/// Refuses values whose names make the same folder.
+/// Refuses values whose names make the same folder. Measurements of one run share it.
 fn apart(design: &Design, cells: &[Cell]) -> Result<()> {
     let mut places = BTreeMap::new();
     for cell in cells {
-        if let Some(other) = places.insert(folder_name(design, cell), cell) {
+        let of_another = |other: &&Cell| !design.kl.is_on() || run_of(design, other) != run_of(design, cell);
+        if let Some(other) = places.insert(folder_name(design, cell), cell).filter(of_another) {
             let why = format!(
                 "its folder would be that of {}: names may differ in letters, digits, and . _ -",
                 design.told(other)
@@ -117,6 +125,11 @@ fn apart(design: &Design, cells: &[Cell]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The names on the design's own axes, and the seed.
+fn run_of<'a>(design: &Design, cell: &'a Cell) -> (&'a [String], u64) {
+    (&cell.at[..design.axis.len()], cell.seed)
 }
 
 /// A path, or a name on the shelf.
@@ -138,14 +151,15 @@ fn find(experiment: &Path) -> Result<PathBuf> {
 
 /// The cells that have all the values asked for.
 fn chosen(design: &Design, cells: Vec<Cell>, only: &[String]) -> Result<Vec<Cell>> {
+    let axes = design.axes();
     let mut wanted: Vec<(usize, Vec<&str>)> = Vec::new();
     for text in only {
         let place = text.split_once('=').and_then(|(name, value)| {
-            let axis = design.axis.iter().position(|axis| axis.name == name)?;
-            design.axis[axis].value.iter().any(|known| known.name == value).then_some((axis, value))
+            let axis = axes.iter().position(|axis| axis.name == name)?;
+            axes[axis].value.iter().any(|known| known.name == value).then_some((axis, value))
         });
         let Some((axis, value)) = place else {
-            let known = design.axis.iter().map(|axis| {
+            let known = axes.iter().map(|axis| {
                 let values: Vec<&str> = axis.value.iter().map(|value| value.name.as_str()).collect();
                 format!("{}={}", axis.name, values.join("|"))
             });
@@ -176,6 +190,11 @@ fn told(row: &Row) -> String {
             let lag = figures.lag_mean.map_or_else(|| "-".to_owned(), |lag| format!("{lag:.2}"));
             let (success, greedy) = (percent(figures.success), percent(figures.success_greedy));
             format!("success {success} sampled, {greedy} greedy, mean lag {lag}, {:.0} s", row.seconds)
+        }
+        Outcome::Measured(divergence) => {
+            let error = divergence.standard_error.unwrap_or(f64::NAN);
+            let (kl, tokens) = (divergence.kl, divergence.tokens);
+            format!("KL {kl:.2e} ± {error:.1e} nats over {tokens} tokens, {:.0} s", row.seconds)
         }
     }
 }

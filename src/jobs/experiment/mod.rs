@@ -2,10 +2,12 @@
 //! so that it goes on where it stopped.
 //!
 //! * [`design`] which cells there are; [`cell`] runs one; [`results`] keeps what it came to; [`table`] means and deviations;
-//!   [`job`] all of them in turn.
+//!   [`job`] all of them in turn;
+//! * [`kl`] cells that are measurements of a run in place of runs.
 
 pub mod cell;
 pub mod design;
 pub mod job;
+pub mod kl;
 pub mod results;
 pub mod table;

@@ -3,11 +3,13 @@
 use crate::durable::write_sealed;
 use crate::error::{Error, Result};
 use crate::jobs::experiment::design::Cell;
+use crate::jobs::experiment::kl::measure::Divergence;
 use crate::kernel::mean::Mean;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tidegate_operators::record::Metrics;
 
 /// One run's result.
@@ -39,6 +41,8 @@ pub enum Outcome {
         exit: i32,
         error: String,
     },
+    /// It is a measurement of a run.
+    Measured(Divergence),
 }
 
 /// What a run came to: what the table shows, out of its summary.
@@ -125,6 +129,11 @@ pub fn curve(metrics: &[Metrics]) -> Vec<Point> {
 /// Five significant digits: what a picture shows, and a file that people read.
 fn rounded(x: f64) -> f64 {
     format!("{x:.4e}").parse().unwrap_or(x)
+}
+
+/// To a tenth.
+pub(super) fn rounded_seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 10.0).round() / 10.0
 }
 
 /// The results of an experiment, in a file.

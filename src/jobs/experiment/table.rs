@@ -54,7 +54,7 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
 
 /// The names of the table's columns: the axes, then the figures.
 pub fn header(design: &Design) -> Vec<String> {
-    let axes = design.axis.iter().map(|axis| axis.name.clone());
+    let axes = design.axes().into_iter().map(|axis| axis.name);
     let columns = ["runs", "failed"].into_iter().chain(COLUMNS.iter().map(|column| column.name)).map(str::to_owned);
     axes.chain(columns).collect()
 }
@@ -75,7 +75,7 @@ pub fn rows(design: &Design, cells: &[Cell], results: &Results) -> Vec<(Vec<Stri
 fn figures(row: &Row) -> Option<&Figures> {
     match &row.outcome {
         Outcome::Done(figures) => Some(figures),
-        Outcome::Failed { .. } => None,
+        Outcome::Failed { .. } | Outcome::Measured(_) => None,
     }
 }
 

@@ -66,7 +66,7 @@ impl ExperimentData {
     pub(super) fn of(design: &Design, cells: &[Cell], results: &Results) -> ExperimentData {
         let mut data = ExperimentData {
             about: design.about.trim().to_owned(),
-            axes: design.axis.iter().map(|axis| axis.name.clone()).collect(),
+            axes: design.axes().into_iter().map(|axis| axis.name).collect(),
             seeds: design.seeds.len(),
             header: table::header(design),
             ..ExperimentData::default()
