@@ -127,6 +127,16 @@ test-peers: libtorch .peers .peers-models/smol_f32 .peers-models/smol_bf16 ## co
 	done
 	.peers/bin/python -m doctest benches/peers/common.py benches/peers/roofline.py benches/peers/rows.py benches/peers/table.py
 
+# Chromium as Debian, Fedora and others call it.
+CHROMIUM ?= $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
+PLAYWRIGHT := $(CURDIR)/target/playwright
+.PHONY: test-page
+test-page: libtorch ## look at the pages of reports in Chromium, without a window, where it and Node.js are
+	@if [ -z '$(CHROMIUM)' ] || ! command -v npm >/dev/null; then \
+	  echo "test-page DID NOT RUN: it needs Chromium (or CHROMIUM=/path/to/it), node and npm"; exit 0; fi; \
+	npm install --silent --no-fund --no-audit --prefix '$(PLAYWRIGHT)' playwright-core@1 || exit 1; \
+	TIDEGATE_CHROMIUM='$(CHROMIUM)' TIDEGATE_PLAYWRIGHT='$(PLAYWRIGHT)' $(CARGO) test --test page -- --nocapture
+
 .PHONY: test-cuda
 test-cuda: libtorch ## what only a CUDA device can show (needs libtorch with CUDA: LIBTORCH, or torch in Python)
 	$(CARGO) build --release

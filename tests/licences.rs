@@ -79,7 +79,48 @@ fn page(crates: &BTreeMap<String, BTreeSet<String>>) -> String {
     for (licence, names) in crates {
         page += &format!("| {licence} | {} |\n", names.iter().cloned().collect::<Vec<_>>().join(", "));
     }
+    page += "\n## Scripts\n\nPages of `tidegate analyze --html` hold these, as their packages on npm have them; the licence's text is beside each.\n\n\
+        | script | package | licence |\n|---|---|---|\n";
+    for script in SCRIPTS {
+        page += &format!("| `{ASSETS}/{}` | {} {} | {} |\n", script.file, script.package, script.version, script.licence);
+    }
     page
+}
+
+/// A script of another project, unchanged.
+struct Script {
+    file: &'static str,
+    package: &'static str,
+    version: &'static str,
+    licence: &'static str,
+    /// First 16 hexadecimal digits of BLAKE3 over it.
+    hash: &'static str,
+}
+
+const ASSETS: &str = "src/jobs/report/assets";
+const SCRIPTS: [Script; 2] = [
+    Script { file: "d3.min.js", package: "d3", version: "7.9.2", licence: "ISC", hash: "0d7e62ece5eb9556" },
+    Script {
+        file: "plot.umd.min.js",
+        package: "@observablehq/plot",
+        version: "0.6.17",
+        licence: "ISC",
+        hash: "175868b527ef2255",
+    },
+];
+
+/// Catches a script that was changed or replaced without its line here, and one whose licence was left behind.
+#[test]
+fn scripts_are_as_their_packages_have_them() {
+    let allowed = allowed();
+    for script in SCRIPTS {
+        let text = fs::read_to_string(root().join(ASSETS).join(script.file)).unwrap();
+        assert_eq!(blake3::hash(text.as_bytes()).to_hex()[..16], *script.hash, "{}", script.file);
+        let banner = text.lines().next().unwrap();
+        assert!(banner.contains(&format!("v{} Copyright", script.version)), "{banner}");
+        let licence = fs::read_to_string(root().join(ASSETS).join(format!("{}.LICENSE", script.file))).unwrap();
+        assert!(licence.starts_with("Copyright ") && allowed.contains(script.licence), "{}", script.file);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ Examples:
   tidegate experiment losses --table --markdown   # no run: the table of the results that are there
   tidegate experiment losses --only loss=ppo --only max_lag=8 --seeds 4,5
   tidegate experiment sensitivity --only setting=demo --set learn.lr=5e-5 --set learn.lr=2e-4
+  tidegate experiment losses --table --html losses.html   # the same with curves, to be opened in a browser
   tidegate experiment mine.toml --again";
 
 /// Run the same specification under several settings and seeds, and compare what it comes to
@@ -48,6 +49,9 @@ pub struct Args {
     /// Print the table as Markdown
     #[arg(long)]
     markdown: bool,
+    /// Also write a page with the table and curves: reward against time and rollouts, lag and ESS over steps, with bands over seeds
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 impl Args {
@@ -64,6 +68,7 @@ impl Args {
                 (true, false) => Work::Again,
                 (false, false) => Work::Missing,
             },
+            html: self.html,
             form: if self.markdown { Form::Markdown } else { Form::Terminal },
         })
     }

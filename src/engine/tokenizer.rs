@@ -17,6 +17,9 @@ pub const SPECIAL: [&str; 4] = ["<pad>", "<bos>", "<eos>", "<unk>"];
 const FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 
+/// Tokens that may follow one in which a character begins: one a byte.
+const BYTES: usize = 4;
+
 /// Most bytes of a `tokenizer.json`: several times those of the largest vocabularies in use.
 const LARGEST: u64 = 128 << 20;
 
@@ -109,6 +112,29 @@ impl Tokenizer {
     pub fn decoder(&self) -> impl Fn(&[u32]) -> String + Clone + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
         move |ids: &[u32]| decode(&inner, ids)
+    }
+
+    /// The text that each of `ids` adds to those before it, for reading. Of tokens that make a character only together the last has it
+    /// and the others nothing; a token without text (a special one) has its name.
+    pub fn pieces(&self, ids: &[u32]) -> Vec<String> {
+        // A few tokens before are enough for what joins them: spaces, bytes of a character.
+        let mut from = 0;
+        let mut read = 0;
+        let mut piece = |i: usize| {
+            let before = decode(&self.inner, &ids[from..read]);
+            let after = decode(&self.inner, &ids[from..=i]);
+            let unfinished = after.ends_with(char::REPLACEMENT_CHARACTER) && i + 1 < ids.len() && i < read + BYTES;
+            if unfinished {
+                return String::new();
+            }
+            (from, read) = (read, i + 1);
+            match after.strip_prefix(&before) {
+                Some("") => self.inner.id_to_token(ids[i]).unwrap_or_default(),
+                Some(new) => new.to_owned(),
+                None => after,
+            }
+        };
+        (0..ids.len()).map(&mut piece).collect()
     }
 
     /// The id of one token, special ones included.
@@ -221,6 +247,19 @@ mod tests {
             "model": {"type": "BPE", "vocab": vocab, "merges": [[first, second]]},
         });
         Tokenizer::parse(&file.to_string()).unwrap()
+    }
+
+    /// Catches a character that is cut into replacement marks, a special token that vanishes, and text that is lost or said twice.
+    #[test]
+    fn pieces_are_the_text_token_by_token() {
+        let tokenizer = byte_level();
+        let ids: Vec<u32> = [&tokenizer.encode("a🦀 b").unwrap()[..], &[257, 98]].concat();
+        let pieces = tokenizer.pieces(&ids);
+        assert_eq!(pieces, ["a", "", "", "🦀", " ", "b", "<eos>", "b"]);
+        assert_eq!(tokenizer.pieces(&[97, 256]), ["a", "\u{FFFD}"], "a character that never ends is said");
+        let many: Vec<u32> = vec![0xA6; 9];
+        assert_eq!(tokenizer.pieces(&many).concat().chars().filter(|c| *c == char::REPLACEMENT_CHARACTER).count(), 9);
+        assert_eq!(tokenizer.pieces(&[]), [""; 0]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::jobs::rewards::Rewards;
 use crate::jobs::signals::Interrupt;
 use crate::jobs::summary::{Ending, Evaluations, Summary};
 use crate::jobs::training::{self, Training};
-use crate::jobs::{Output, print, program, say};
+use crate::jobs::{Output, outcome, print, program, say};
 use crate::spec::{EvalWhen, Spec};
 use crate::store::{self, RunFolder, write_metrics};
 use crate::tasks::prompts::Use;
@@ -113,6 +113,7 @@ impl Course {
             // It knows the machine's processors, not those accelerators.
             summary.advice = None;
         }
+        outcome::write(folder, &summary, &engine.describe())?;
         match output {
             Output::Text => print(&summary)?,
             Output::Json => print(serde_json::to_string(&summary).unwrap_or_default())?,

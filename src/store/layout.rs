@@ -10,6 +10,7 @@
 //!   checkpoints/best                   a link to the best of them, where they are
 //!   metrics.parquet                    one row a step, derived at a clean end
 //!   events.out.tfevents.tidegate       the same for TensorBoard, as the run goes on
+//!   summary.json                       what the run came to, at a clean end
 //! ```
 //!
 //! Whatever is not finished has a name that ends in `.tmp` (`crate::durable`), so that `rollouts/*.parquet` never matches it.

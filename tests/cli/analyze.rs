@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
 use tempfile::tempdir;
+use tidegate::engine::tokenizer::SPECIAL;
 use tidegate::store::RunFolder;
 use tidegate::store::layout::LogFile;
 
@@ -88,4 +89,26 @@ fn a_file_under_another_name_is_named() {
     analyze(&[path]).refused(1, &["step-00000009.parquet: its footer says that it is of step 2"]);
     let ran = analyze(&[path, "--skip-bad"]).ok();
     assert!(ran.out.contains(&format!("{STEPS} files read, 1 skipped")), "{}", ran.out);
+}
+
+/// Catches a page in place of the report, one that other runs' tokens are shown in, and held-out success that nobody kept.
+#[test]
+fn a_page_is_written_beside_the_report() {
+    let dir = tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let ran = analyze(&[recorded_path(), "--html", page.to_str().unwrap()]).ok();
+    assert_eq!(ran.out, analyze(&[recorded_path()]).ok().out);
+    assert!(ran.err.starts_with(&format!("page      {} (", page.display())), "{}", ran.err);
+    let text = fs::read_to_string(&page).unwrap();
+    let (_, rest) = text.split_once("id=\"data\">").unwrap();
+    let data: serde_json::Value = serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap();
+    let run = &data["runs"][0];
+    assert_eq!((run["last_step"].as_u64(), run["held_out"]["after"]["prompts"].as_u64()), (Some(STEPS), Some(24)));
+    assert!(run["rollouts"]["without_text"].is_null(), "{}", run["rollouts"]["without_text"]);
+    for shown in run["rollouts"]["shown"].as_array().unwrap() {
+        let pieces = shown["pieces"].as_array().unwrap().iter().map(|piece| piece.as_str().unwrap());
+        assert_eq!(pieces.filter(|piece| !SPECIAL.contains(piece)).collect::<String>(), shown["completion"]);
+    }
+    let nine: Vec<&str> = [recorded_path(); 9].into_iter().chain(["--html", "x.html"]).collect();
+    analyze(&nine).refused(2, &["--html = x.html: a page compares 8 runs at most, not 9"]);
 }

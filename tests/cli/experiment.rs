@@ -92,8 +92,10 @@ fn cells_are_run_once_and_told_together() {
     assert_eq!(failed["curve"].as_array().unwrap().len(), 2, "what it did until then");
     assert!(dir.path().join("runs/experiments/two/ends=well,max_lag=2/seed-2/spec.toml").exists());
 
-    let again = experiment(&dir, &["--markdown"]).ok();
-    assert!(again.err.contains("cells     0 of 8 to run\n"), "{}", again.err);
+    let again = experiment(&dir, &["--markdown", "--html", "two.html"]).ok();
+    assert!(again.err.contains("cells     0 of 8 to run\n") && again.err.contains("page      two.html ("), "{}", again.err);
+    let page = fs::read_to_string(dir.path().join("two.html")).unwrap();
+    assert!(page.contains("\"reward by seconds\"") && page.contains("the run diverges"));
     assert_eq!(again.out, first.out);
 
     fs::write(dir.path().join("spec.toml"), BASE.replace("slots = 16", "slots = 24")).unwrap();

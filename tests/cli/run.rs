@@ -16,7 +16,8 @@ fn a_run_leaves_what_the_layout_says() {
     let model = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
     let checkpoint = model.into_iter().chain(["optimizer.safetensors", "state.json"]);
     right.extend(checkpoint.map(|name| format!("checkpoints/step-{STEPS:08}/{name}")));
-    right.extend(["events.out.tfevents.tidegate", "metrics.parquet", "spec.toml"].map(str::to_owned));
+    let names = ["events.out.tfevents.tidegate", "metrics.parquet", "spec.toml", "summary.json"];
+    right.extend(names.map(str::to_owned));
     let found = files(recorded().folder.path());
     // Rollouts that wait at the end may or may not be there, depending on timing.
     let found: Vec<_> = found.into_iter().filter(|name| !name.starts_with("rollouts/waiting-")).collect();

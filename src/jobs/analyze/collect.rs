@@ -7,6 +7,7 @@ use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Ve
 use crate::jobs::analyze::sizes::Sizes;
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::jobs::analyze::values::ValueSums;
+use crate::jobs::analyze::{Beside, Place};
 use crate::kernel::mean::Mean;
 use crate::spec::ScheduleSpec;
 use crate::store::schema::stop_text;
@@ -108,12 +109,19 @@ pub(super) struct Bars {
 }
 
 impl Summed {
-    /// Reads the `index`-th part of a log.
+    /// Reads a part of a log, and makes what else is made of it.
     ///
     /// # Errors
     /// A damaged file; a column or value that is not the log's.
-    pub(super) fn read(part: &mut Viewed<'_>, source: Source, index: usize, bars: &mut Bars) -> Result<Summed> {
+    pub(super) fn read<B: Beside>(
+        part: &mut Viewed<'_>,
+        source: Source,
+        place: Place,
+        bars: &mut Bars,
+    ) -> Result<(Summed, B)> {
         let footer = part.footer()?;
+        let (index, mut beside) = (place.index, B::default());
+        beside.begin(place, &footer);
         let mut summed = Summed {
             path: part.path().to_owned(),
             notes: Vec::new(),
@@ -126,6 +134,7 @@ impl Summed {
         summed.notes = part.rows(|place, row| {
             if source == Source::Current || *row.status != Status::Waiting {
                 summed.sums.row(place, &row, &mut summed.interval);
+                beside.row(place, &row);
             }
         })?;
         let Sums { lag, longest, surprising, .. } = &mut summed.sums;
@@ -134,7 +143,7 @@ impl Summed {
         longest.read(&bars.longest, index, |place| part.completion(place))?;
         surprising.read(&bars.surprising, index, |place| part.completion(place))?;
         summed.raise(bars, index);
-        Ok(summed)
+        Ok((summed, beside))
     }
 
     /// Raises the bars for parts that count beside this one.
@@ -371,7 +380,7 @@ fn extend(range: &mut Option<(u64, u64)>, step: u64) {
 }
 
 /// The bound on lag of the spec in the footer.
-fn bound(footer: &Footer) -> Option<u64> {
+pub(crate) fn bound(footer: &Footer) -> Option<u64> {
     let mut spec: toml::Table = footer.info.spec.parse().ok()?;
     let schedule: ScheduleSpec = spec.remove("schedule")?.try_into().ok()?;
     Some(schedule.schedule().bound())

@@ -1,7 +1,7 @@
 //! The little of the rows that is kept to be read: prompts by how often they were solved, and the first few rollouts by a measure.
 
 use crate::error::Result;
-use crate::jobs::analyze::report::{Prompts, Sample, Solved};
+use crate::jobs::analyze::report::{Prompts, SUCCESS_ROWS, Sample, Solved};
 use crate::kernel::mean::Mean;
 use crate::store::schema::stop_text;
 use crate::store::view::Row;
@@ -76,6 +76,8 @@ impl PromptCounts {
         };
         let mut all: Vec<_> = self.counts.into_iter().map(solved).collect();
         let share = |s: &Solved| s.solved as f64 / s.rollouts as f64;
+        let mut by_success = [0; SUCCESS_ROWS];
+        all.iter().for_each(|prompt| by_success[success_row(prompt.solved, prompt.rollouts)] += 1);
         // Of prompts solved equally often, those tried more often say more.
         all.sort_by(|a, b| {
             share(b).total_cmp(&share(a)).then(b.rollouts.cmp(&a.rollouts)).then(a.prompt_id.cmp(&b.prompt_id))
@@ -87,9 +89,19 @@ impl PromptCounts {
         Prompts {
             counted: all.len() as u64,
             rollouts_not_counted: self.rollouts_not_counted,
+            by_success,
             most_solved,
             least_solved: all.into_iter().take(SHOWN).collect(),
         }
+    }
+}
+
+/// Never, ten equal parts of what is between, always.
+fn success_row(solved: u64, rollouts: u64) -> usize {
+    match solved {
+        0 => 0,
+        _ if solved >= rollouts => SUCCESS_ROWS - 1,
+        _ => 1 + (10 * solved / rollouts) as usize,
     }
 }
 
@@ -175,7 +187,7 @@ impl Bar {
 }
 
 /// Mean `logp_behavior` over the tokens that the policy chose; None if there are none.
-pub(super) fn logp_mean(row: &Row<'_>) -> Option<f64> {
+pub(crate) fn logp_mean(row: &Row<'_>) -> Option<f64> {
     let mut mean = Mean::default();
     for range in row.mask.ranges(row.logp_behavior.len()) {
         row.logp_behavior[range].iter().for_each(|logp| mean.add((*logp).into()));

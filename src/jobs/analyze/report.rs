@@ -223,6 +223,9 @@ pub struct Size {
     pub success: Option<f64>,
 }
 
+/// Rows of [`Prompts::by_success`].
+pub const SUCCESS_ROWS: usize = 12;
+
 /// How often prompts were solved (reward at least 1), over all rollouts that have a reward.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prompts {
@@ -230,6 +233,8 @@ pub struct Prompts {
     pub counted: u64,
     /// Rollouts of prompts beyond those that fit; 0 unless there are very many prompts.
     pub rollouts_not_counted: u64,
+    /// Prompts by the share of their rollouts that solved them: 0, then ten equal parts of what is between 0 and 1, then 1.
+    pub by_success: [u64; SUCCESS_ROWS],
     pub most_solved: Vec<Solved>,
     pub least_solved: Vec<Solved>,
 }

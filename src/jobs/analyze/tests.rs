@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::jobs::Output;
 use crate::jobs::analyze::report::{Files, Size};
-use crate::jobs::analyze::{Options, RunReport, SkipBad, analyze, report, report_run};
+use crate::jobs::analyze::{Options, RunReport, SkipBad, analyze, report, report_beside};
 use crate::store::layout::LogFile;
 use crate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use std::collections::BTreeMap;
@@ -398,7 +398,7 @@ fn sums_are_those_of_the_single_tokens() {
 fn threads_and_files_change_nothing() {
     let (_dir, folder) = drawn_run();
     let report = |threads| {
-        let run = report_run(folder.path(), SkipBad::No, NonZeroUsize::new(threads).unwrap()).unwrap();
+        let run = report_beside(folder.path(), SkipBad::No, NonZeroUsize::new(threads).unwrap(), |_, ()| {}).unwrap();
         format!("{:?}", RunReport { files: Files { read: 0, ..run.files }, ..run })
     };
     let one = report(1);

@@ -6,6 +6,7 @@ use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
 use crate::jobs::experiment::table::{Form, table};
 use crate::jobs::experiment::{kl, speed_up};
+use crate::jobs::report::write_experiment;
 use crate::jobs::{print, say, signals};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -29,6 +30,8 @@ pub struct Options {
     pub results: Option<PathBuf>,
     pub work: Work,
     pub form: Form,
+    /// Where a page with its table and curves goes.
+    pub html: Option<PathBuf>,
 }
 
 /// What is done about cells.
@@ -86,6 +89,9 @@ pub fn experiment(options: &Options) -> Result<()> {
             say(format_args!("          {}; about {left:.0} min left", told(&row)));
             results.keep(row)?;
         }
+    }
+    if let Some(file) = &options.html {
+        write_experiment(&stem.to_string_lossy(), &design, &cells, &results, file)?;
     }
     print(match design.kl.is_on() {
         true => kl::table::table(&design, &cells, &results, options.form),

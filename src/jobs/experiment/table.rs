@@ -70,24 +70,39 @@ pub enum Form {
 /// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more. For each
 /// reward that a design has to reach there are three more columns: how many runs reached it, and when those did.
 pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
+    let mut table = framed(header(design, cells, results), design.axis.len(), form);
+    for (at, row) in rows(design, cells, results) {
+        table.add_row(at.into_iter().chain(row));
+    }
+    table
+}
+
+/// The columns of figures: those of emulated accelerators where a run has some.
+fn columns(cells: &[Cell], results: &Results) -> &'static [Column] {
     let emulates = |cell: &Cell| results.of(cell).and_then(figures).is_some_and(|figures| figures.emulation.is_some());
-    let columns: &[Column] = if cells.iter().any(emulates) { &EMULATED } else { &COLUMNS };
-    let axes = design.axis.iter().map(|axis| axis.name.clone());
-    let heads = ["runs", "failed"].into_iter().chain(columns.iter().map(|column| column.name)).map(str::to_owned);
+    if cells.iter().any(emulates) { &EMULATED } else { &COLUMNS }
+}
+
+/// The names of the table's columns: the axes, then the figures.
+pub fn header(design: &Design, cells: &[Cell], results: &Results) -> Vec<String> {
+    let axes = design.axes().into_iter().map(|axis| axis.name);
+    let names = ["runs", "failed"].into_iter().chain(columns(cells, results).iter().map(|column| column.name));
     let reach = design.reach.iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
-    let mut table = framed(axes.chain(heads).chain(reach).collect(), design.axis.len(), form);
-    for setting in cells.iter().filter(|cell| Some(&cell.seed) == design.seeds.first()) {
+    axes.chain(names.map(str::to_owned)).chain(reach).collect()
+}
+
+/// The settings, in the order of the axes, each with what stands behind it in the table.
+pub fn rows(design: &Design, cells: &[Cell], results: &Results) -> Vec<(Vec<String>, Vec<String>)> {
+    let row = |setting: &Cell| {
         let rows: Vec<&Row> =
             cells.iter().filter(|cell| cell.at == setting.at).filter_map(|cell| results.of(cell)).collect();
         let done: Vec<&Figures> = rows.iter().filter_map(|row| figures(row)).collect();
-        let mut line = setting.at.clone();
-        line.push(rows.len().to_string());
-        line.push((rows.len() - done.len()).to_string());
-        line.extend(columns.iter().map(|column| told(column, &done)));
+        let mut line = vec![rows.len().to_string(), (rows.len() - done.len()).to_string()];
+        line.extend(columns(cells, results).iter().map(|column| told(column, &done)));
         line.extend(design.reach.iter().flat_map(|reward| when(&rows, *reward)));
-        table.add_row(line);
-    }
-    table
+        (setting.at.clone(), line)
+    };
+    cells.iter().filter(|cell| Some(&cell.seed) == design.seeds.first()).map(row).collect()
 }
 
 /// An empty table; its first `left` columns are words, the others numbers.
@@ -134,7 +149,7 @@ fn written(values: &[f64], unit: Unit) -> String {
 }
 
 /// Mean and sample deviation (n - 1): None of nothing, no deviation of one.
-pub(super) fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
+pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
     let n = values.len() as f64;
     let mean = (!values.is_empty()).then(|| values.iter().sum::<f64>() / n)?;
     let squares: f64 = values.iter().map(|x| (x - mean).powi(2)).sum();
