@@ -149,6 +149,8 @@ fn experiment(place: &Path) {
         };
         results
             .keep(Row {
+                added: Default::default(),
+                first_s: None,
                 at: cell.at.clone(),
                 seed: cell.seed,
                 settings: cell.settings.clone(),
