@@ -1,6 +1,6 @@
 //! Rewards from outside, with the real binary: programs that work, that do not, and servers.
 
-use crate::harness::{command, run, steps, tidegate, workplace};
+use crate::harness::{run, steps, tidegate, workplace};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -190,8 +190,11 @@ fn deaf(mark: &str) -> (TempDir, Child) {
     let dir = workplace();
     let body = "if request['id'] == 40:\n    [signal.signal(s, signal.SIG_IGN) for s in (2, 15, 1)]\n    while True: time.sleep(60)\nright()";
     let set = by_program(&program(&dir, body), mark, ",time_limit_s=600.0");
-    let args = ["run", "spec.toml", "--set", "steps=1000000", "--set", &set];
-    let child = command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let args = [env!("CARGO_BIN_EXE_tidegate"), "run", "spec.toml", "--set", "steps=1000000", "--set", &set];
+    let mut caller = Command::new("env");
+    // Whoever started the tests may have them ignore signals.
+    caller.arg("--default-signal=HUP,INT,TERM").args(args).current_dir(dir.path());
+    let child = caller.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (start, file) = (Instant::now(), dir.path().join("runs/spec/rollouts/step-00000002.parquet"));
     while !file.exists() {
         assert!(start.elapsed() < Duration::from_secs(60), "no {}", file.display());

@@ -97,7 +97,7 @@ fn a_closed_terminal_ends_a_run_cleanly() {
     for (caller, code) in [("python3", "129\n"), ("nohup", "0\n")] {
         let (python, set) = (["python3", "-c", CLOSES_ITS_TERMINAL], "learn.lr=1e-4");
         let running = match caller {
-            "python3" => Running::under(&python, set),
+            "python3" => Running::under(&["env", "--default-signal=HUP", python[0], python[1], python[2]], set),
             _ => Running::under(
                 &["sh", "-c", "trap '' HUP; exec \"$@\" --set steps=40", "sh", python[0], python[1], python[2]],
                 set,

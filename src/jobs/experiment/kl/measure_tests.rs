@@ -3,10 +3,12 @@
 use super::*;
 use crate::engine::contract::Engine;
 use crate::engine::spec::{KvAfterUpdate, Learning, Sampling};
+use crate::engine::tokenizer::SPECIAL;
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::policy::Policy;
 use crate::engine::toy::policy::{ToyWeights, log_softmax};
 use crate::engine::toy::{ToyEngine, ToyGenerator};
+use crate::tasks::generated::ALPHABET;
 use std::path::Path;
 use tidegate_operators::record::Prompt;
 
@@ -117,7 +119,10 @@ fn two_policies() -> (Policy, Policy) {
     let load = || Policy::load(&folder, "cpu", ValueHead::None).unwrap();
     let (first, mut second) = (load(), load());
     let dir = tempfile::tempdir().unwrap();
-    Policy::create(dir.path(), &first.config, crate::tasks::generated::ALPHABET, 3).unwrap();
+    // As many characters as it has, whichever.
+    let characters = usize::try_from(first.config.vocab_size).unwrap() - SPECIAL.len();
+    let alphabet: String = ALPHABET.chars().take(characters).collect();
+    Policy::create(dir.path(), &first.config, &alphabet, 3).unwrap();
     let random = Policy::load(dir.path(), "cpu", ValueHead::None).unwrap();
     Engine::set_weights(&mut second, &random.snapshot().unwrap());
     (first, second)
