@@ -1,9 +1,9 @@
 //! Pages with pictures: of a run, of several side by side, of an experiment. One HTML file each, which needs no network.
 //!
-//! * [`runs`] reads logs once: [`sums`] and [`series`] what pictures show, [`picks`] which rollouts; then again the little that
-//!   is shown as it is, [`shown`] and [`timeline`];
-//! * [`story`] says it in sentences, [`differences`] what sets runs apart; [`settings`] means and bands over the seeds of an experiment;
-//! * [`page`] writes the file, of the scripts and styles in `assets/`.
+//! * `runs` reads logs once: `sums` and `series` what pictures show, `picks` which rollouts; then again the little that
+//!   is shown as it is, `shown` and `timeline`;
+//! * `story` says it in sentences, `differences` what sets runs apart; `settings` means and bands over the seeds of an experiment;
+//! * `page` writes the file, of the scripts and styles in `assets/`.
 
 mod differences;
 mod page;
