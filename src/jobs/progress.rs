@@ -288,8 +288,13 @@ pub struct SealedSoFar {
     pub explained: Vec<f64>,
     pub trained_rollouts: u64,
     pub trained_tokens: u64,
-    /// Sums over trained tokens; a step that had none has no lag and no ESS, whatever stands in its row.
+    /// Tokens that a safeguard left out, steps whose gradient waited for a later one, and steps that it left without an update.
+    pub left_out: u64,
+    pub held: u64,
+    pub skipped: u64,
+    /// Sum over all chosen tokens of what was taken, those that were left out among them.
     pub lag: f64,
+    /// Sum over trained tokens; a step that had none has no ESS, whatever stands in its row.
     pub ess: f64,
     pub lag_max: Option<u64>,
     pub ess_min: Option<f64>,
@@ -311,10 +316,15 @@ impl SealedSoFar {
         self.wait_any_ns += m.wait_any_ns;
         self.wait_log_ns += m.wait_log_ns;
         self.torch_ns += m.torch_ns;
-        if m.tokens > 0 {
-            self.lag += m.lag_mean * m.tokens as f64;
-            self.ess += m.ess * m.tokens as f64;
+        self.left_out += m.left_out;
+        self.held += u64::from(m.held);
+        self.skipped += u64::from(m.skipped && !m.held);
+        if m.tokens + m.left_out > 0 {
+            self.lag += m.lag_mean * (m.tokens + m.left_out) as f64;
             self.lag_max = self.lag_max.max(Some(m.lag_max));
+        }
+        if m.tokens > 0 {
+            self.ess += m.ess * m.tokens as f64;
             self.ess_min = Some(self.ess_min.map_or(m.ess, |least| least.min(m.ess)));
         }
     }
@@ -419,5 +429,11 @@ mod tests {
         assert_eq!((sealed.lag_max, sealed.ess_min, sealed.rewards.len()), (Some(3), Some(0.5), 3));
         let waits = (sealed.wait_any_ns, sealed.wait_forced_ns, sealed.wait_log_ns, sealed.torch_ns);
         assert_eq!(waits, (3, 6, 9, 12));
+        // Chosen tokens that are left out count for the lag, as in the step's own mean, and for nothing else.
+        let guarded = Metrics { left_out: 20, skipped: true, held: true, ..step(20, 4.0, 8, 0.7) };
+        let empty = Metrics { left_out: 10, skipped: true, ..step(0, 7.0, 9, 0.0) };
+        [guarded, empty].iter().for_each(|m| sealed.add(m));
+        assert_eq!((sealed.lag, sealed.lag_max, sealed.ess_min), (70.0 + 160.0 + 70.0, Some(9), Some(0.5)));
+        assert_eq!((sealed.trained_tokens, sealed.left_out, sealed.held, sealed.skipped), (60, 30, 1, 1));
     }
 }

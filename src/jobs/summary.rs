@@ -57,7 +57,11 @@ pub struct Summary {
     /// The critic's explained variance likewise; None without a critic.
     pub explained_first: Option<f64>,
     pub explained_last: Option<f64>,
-    /// Of trained tokens, steps.
+    /// Tokens that `learn.safeguard.max_lag` left out, steps whose gradient was held for a later one, and steps without an update.
+    pub left_out_tokens: u64,
+    pub held_steps: u64,
+    pub skipped_steps: u64,
+    /// Of the tokens of trained rollouts that the policy chose, those that were left out among them; steps.
     pub lag_mean: Option<f64>,
     pub lag_max: Option<u64>,
     pub lag_bound: u64,
@@ -98,6 +102,7 @@ impl Summary {
         let balance = sealed.steady.shares();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let advice = balance.and_then(|shares| advice(&shares, &Layout::of(spec, processors)));
+        let chosen = sealed.trained_tokens + sealed.left_out;
         Summary {
             run: spec.output.clone(),
             steps: steps as u64,
@@ -113,7 +118,10 @@ impl Summary {
             reward_last: reward(&sealed.rewards[steps - tenth..]),
             explained_first: explained(&sealed.explained[..tenth]),
             explained_last: explained(&sealed.explained[steps - tenth..]),
-            lag_mean: a_token(sealed.lag),
+            left_out_tokens: sealed.left_out,
+            held_steps: sealed.held,
+            skipped_steps: sealed.skipped,
+            lag_mean: (chosen > 0).then(|| sealed.lag / chosen as f64),
             lag_max: sealed.lag_max,
             lag_bound: spec.schedule.schedule().bound(),
             ess_mean: a_token(sealed.ess),
@@ -188,6 +196,21 @@ impl fmt::Display for Summary {
         }
         for (status, n) in &s.not_trained {
             writeln!(f, "          {n} rollouts {status}")?;
+        }
+        if s.left_out_tokens > 0 {
+            let share = 100.0 * s.left_out_tokens as f64 / (s.trained_tokens + s.left_out_tokens) as f64;
+            writeln!(f, "          {} tokens ({share:.0} %) left out by learn.safeguard.max_lag", s.left_out_tokens)?;
+        }
+        if s.held_steps > 0 {
+            let updates = s.steps.saturating_sub(s.held_steps + s.skipped_steps);
+            writeln!(f, "          {updates} updates: {} steps held their gradient for a later one", s.held_steps)?;
+        }
+        if s.skipped_steps > 0 {
+            writeln!(
+                f,
+                "          {} steps without an update: skipped by a safeguard, or nothing in them to train",
+                s.skipped_steps
+            )?;
         }
         let (first, last) = (number(s.reward_first, 3), number(s.reward_last, 3));
         writeln!(f, "reward    {first} in the first tenth of the steps, {last} in the last")?;

@@ -1,7 +1,8 @@
 //! What a run's specification must hold beyond its types: each error names the key, the value and what would be right.
 
 use super::{
-    BatchSpec, EngineKind, ScheduleKind, ScheduleSpec, Spec, ZeroVariance, balance, critic, curriculum, reference, safeguard,
+    BatchSpec, EngineKind, EstimateSpec, ScheduleKind, ScheduleSpec, Spec, ZeroVariance, balance, critic, curriculum,
+    reference, safeguard,
 };
 use crate::engine::spec::{Dtype, KvAfterUpdate, Learning, Sampling};
 use crate::error::{Error, Result};
@@ -123,6 +124,10 @@ impl Spec {
             return Err(Error::config("estimate.overlong_buffer", e.overlong_buffer, why));
         }
         not_negative_single("estimate.overlong_penalty", e.overlong_penalty)?;
+        if e.overlong_buffer == 0 && e.overlong_penalty.to_bits() != EstimateSpec::default().overlong_penalty.to_bits() {
+            let why = "needs an estimate.overlong_buffer above 0";
+            return Err(Error::config("estimate.overlong_penalty", e.overlong_penalty, why));
+        }
         if self.batch.group_size == 1 && e.zero_variance == ZeroVariance::Discard && !self.has_critic() {
             let why = "the reward of a group of one (batch.group_size = 1) equals all others in it: every group would be \
                        discarded; allowed: keep, or larger groups";
@@ -396,6 +401,7 @@ mod tests {
             ("estimate={reward_min=1.0,reward_max=1.0}", "estimate.reward_min = 1: a number below estimate.reward_max = 1"),
             ("estimate.length_coef=1e99", &format!("estimate.length_coef = {}: a number", 1e99)),
             ("estimate.overlong_buffer=257", "estimate.overlong_buffer = 257: at most generate.max_tokens = 256"),
+            ("estimate.overlong_penalty=0.5", "estimate.overlong_penalty = 0.5: needs an estimate.overlong_buffer above 0"),
             ("estimate.overlong_penalty=-1.0", "estimate.overlong_penalty = -1: a number from 0 up, at most 3.4028235e38"),
             ("model.path=''", "model.path = \"\": name a model's folder: config.json, model.safetensors, tokenizer.json"),
             ("generate.stop=['']", "generate.stop = [\"\"]: an empty string would end every rollout"),

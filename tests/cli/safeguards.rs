@@ -86,7 +86,8 @@ fn assert_left_out(file: &StepFile, limit: i64) {
 fn tokens_of_a_large_lag_are_left_out() {
     let dir = workplace();
     let sets = ["learn.safeguard.max_lag=1", "steps=12", "schedule={kind='conventional',steps=3}"];
-    run(&dir, &sets).ok();
+    let told = run(&dir, &sets).ok().out;
+    assert!(told.contains(" %) left out by learn.safeguard.max_lag\n          4 steps without an update: "), "{told}");
     let before = replayed(&dir, 12);
     for (number, file) in before.iter().enumerate() {
         assert_left_out(file, 1);
@@ -276,8 +277,11 @@ fn assert_enlarged(steps: &[StepFile], asked: f64, most: u64) -> usize {
 fn batches_are_enlarged_while_ess_is_low() {
     let dir = workplace();
     let keys = ["learn.safeguard={enlarge_ess=0.995,enlarge_most=3}", "learn.lr=0.3", "learn.lr_schedule=constant"];
-    run(&dir, &[&keys[..], &["checkpoint.every_steps=1", "checkpoint.keep=24"]].concat()).ok();
+    let told = run(&dir, &[&keys[..], &["checkpoint.every_steps=1", "checkpoint.keep=24"]].concat()).ok().out;
     let before = replayed(&dir, 24);
+    let held = before.iter().filter(|file| metrics(file).held).count();
+    let updates = before.iter().filter(|file| !metrics(file).skipped).count();
+    assert!(told.contains(&format!("{updates} updates: {held} steps held their gradient for a later one")), "{told}");
     assert!(assert_enlarged(&before, 0.995, 3) > 0, "no batch was off policy");
     let folder = folder(&dir);
     let checkpoints = folder.checkpointed_steps().unwrap();
