@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -28,20 +28,34 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
+/// Whether a file may be written there: for whoever works for long before it writes.
+///
+/// # Errors
+/// Something at the path that is no file, as `/dev/null`; a folder that is not there.
+pub fn check_place(path: &Path) -> Result<()> {
+    // A name that is renamed over is gone, be it a device's.
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(Error::file(path, "is there and is no file: it would be replaced by one; give another name"));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let missing = |folder: &&Path| fs::metadata(folder).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    match folder.filter(missing) {
+        Some(missing) => Err(Error::file(path, format!("there is no folder {}", missing.display()))),
+        None => Ok(()),
+    }
+}
+
 /// Writes a file under a temporary name, makes it durable, renames it and makes its folder durable: a reader sees all of it
 /// or nothing.
 ///
 /// # Errors
-/// Something at the path that is no file, as `/dev/null`; what `write` returned, or the disk ([`Error::Full`] where it is full): the
+/// As [`check_place`]; what `write` returned, or the disk ([`Error::Full`] where it is full): the
 /// temporary file is then removed.
 pub fn write_sealed<E>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<()>
 where
     E: Into<Box<dyn std::error::Error>>,
 {
-    // A name that is renamed over is gone, be it a device's.
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(Error::file(path, "is there and is no file: it would be replaced by one; give another name"));
-    }
+    check_place(path)?;
     let unfinished = temporary(path);
     let attempt = || {
         let mut options = File::options();

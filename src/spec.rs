@@ -22,6 +22,7 @@ pub use metrics::MetricsSpec;
 pub use read::{read, text_of};
 pub use reference::check_no_reference;
 pub use responses::Responses;
+pub use safeguard::without_effect as safeguards_without_effect;
 
 use crate::engine::critic::CriticModel;
 use crate::engine::spec::{Learning, Sampling};

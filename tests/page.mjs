@@ -1,7 +1,7 @@
 // Looks at pages in Chromium without a window: node tests/page.mjs FOLDER. Run by tests/page.rs (make test-page), which wrote the pages
 // into the folder and knows what is in them. Ends with 1 and says what was wrong; screenshots go to the folder too.
 import { createRequire } from "node:module";
-import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -29,6 +29,17 @@ async function open(name) {
   return page;
 }
 
+/** A page of what another one shows, changed. */
+function remade(name, as, change) {
+  const text = readFileSync(join(folder, name), "utf8");
+  const [before, rest] = text.split('<script type="application/json" id="data">');
+  const end = rest.indexOf("</script>");
+  const data = JSON.parse(rest.slice(0, end));
+  change(data);
+  writeFileSync(join(folder, as), `${before}<script type="application/json" id="data">${JSON.stringify(data).replaceAll("<", "\\u003c")}${rest.slice(end)}`);
+  return as;
+}
+
 /** Every figure has a picture with something in it, or says why not; nothing reaches beyond the page. */
 async function drawn(page, name, least) {
   const found = await page.$$eval("#page > section figure[aria-labelledby]", (all) => all.map((figure) => ({
@@ -43,6 +54,18 @@ async function drawn(page, name, least) {
   right(`${name}: a picture without a label`, found.every((figure) => figure.labelled));
   const text = await page.evaluate(() => document.body.innerText);
   for (const bad of ["NaN", "undefined", "[object", "Infinity"]) right(`${name} says ${bad}: ${text.slice(text.indexOf(bad) - 60, text.indexOf(bad) + 20)}`, !text.includes(bad));
+  const hidden = await page.evaluate(() => /(?![\n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/u.exec(document.getElementById("page").textContent)?.[0]);
+  right(`${name}: a text has U+${hidden?.codePointAt(0).toString(16)} without a sign`, hidden == null);
+  // What `Numbers` have is made when they are opened.
+  const lacking = await page.$$eval("#page figure[aria-labelledby]", (all) => all.filter((figure) => figure.querySelector("svg") && !figure.querySelector("details.numbers")).map((figure) => figure.querySelector("h3").textContent));
+  right(`${name}: no numbers of ${lacking}`, lacking.length === 0);
+}
+
+/** The numbers of a picture, as text. */
+async function numbersOf(page, title) {
+  const figure = page.locator("figure[aria-labelledby]", { has: page.getByRole("heading", { name: title, exact: true }) });
+  await figure.locator("details.numbers summary").first().click();
+  return figure.locator("details.numbers > div").first().innerText();
 }
 
 const ground = (page) => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
@@ -66,7 +89,25 @@ async function one() {
   right("the colours of tokens do not change", (await color()) !== byVersion);
   await page.locator(".rollout .tokens span").first().hover();
   right("a token says nothing", (await page.textContent(".rollout .reads")).includes("version"));
-  await page.keyboard.press("Escape");
+
+  // Its tokens by arrow keys, which the focus reaches once; by a click; and the same one is seen in other colours.
+  const reads = () => page.textContent(".rollout .reads");
+  await first.focus();
+  await page.keyboard.press("Tab");
+  while (!(await page.evaluate(() => document.activeElement.matches(".rollout .tokens, #list .turn")))) await page.keyboard.press("Tab");
+  right("the focus does not reach the tokens", await page.evaluate(() => document.activeElement.matches(".rollout .tokens")));
+  for (const [key, place] of [["Home", 1], ["ArrowRight", 2], ["ArrowRight", 3], ["ArrowLeft", 2], ["ArrowUp", 2], ["ArrowDown", 2]]) {
+    await page.keyboard.press(key);
+    right(`${key} leads to ${await reads()}`, (await reads()).startsWith(`token ${place} `));
+  }
+  right("no token is seen", (await page.locator(".rollout .tokens .seen").count()) === 1);
+  await page.locator(".rollout .tokens span").nth(3).click();
+  right("a click shows no token", (await reads()).startsWith("token 4 "));
+  const night = await page.locator(".rollout .tokens span").first().getAttribute("style");
+  await page.emulateMedia({ colorScheme: "dark" });
+  right("an open rollout keeps the colours of light", (await page.locator(".rollout .tokens span").first().getAttribute("style")) !== night);
+  right("another colour forgets the token", (await page.locator(".rollout .tokens .seen").getAttribute("data-i")) === "3");
+  await page.emulateMedia({ colorScheme: "light" });
   await first.click();
   right("a rollout does not close", (await page.locator(".rollout").count()) === 0);
 
@@ -79,9 +120,15 @@ async function one() {
   const text = await page.locator(".rollout .prompt").innerText();
   right(`the hostile text reads ${JSON.stringify(text)}`, text.includes("</script><img src=x onerror=alert(1)>") && text.includes("␀") && text.includes("⟨U+202E⟩"));
   right("a text of the run became an element", (await page.locator(".rollout img, .rollout script, #list img").count()) === 0);
+  right("the task is another", (await page.locator("#list tr.one").first().innerText()).includes("<b>"));
+  await page.fill("#search", "</script><b>no");
+  await page.waitForTimeout(250);
+  right("the status is another", (await page.locator("#list tbody").innerText()).includes("</script><b>no"));
   await page.fill("#search", "nothing has this in it");
   await page.waitForFunction(() => document.getElementById("found").textContent.startsWith("0 of "));
   await page.fill("#search", "");
+  right("the lengths have no counts", (await numbersOf(page, "Lengths over the run")).includes("Rollouts by length"));
+  right("the sequences have no numbers", (await numbersOf(page, "What each worker did")).includes("Sequences of the generators"));
 
   // Against time, dark, on paper, narrow.
   const path = () => page.locator("#learning svg").first().innerHTML();
@@ -118,10 +165,52 @@ async function several() {
   await drawn(page, "compare.html", 14);
   right("no difference is told", (await page.locator(".told li").count()) > 0);
   right("a run is missing", (await page.locator("#differences thead th").count()) === 3);
+  right("settings have no heads", (await page.locator("#settings-differ thead th[scope=col] .dot").count()) === 2);
   await page.screenshot({ path: join(folder, "compare.png"), fullPage: true });
   await page.setViewportSize({ width: 700, height: 900 });
   await page.waitForTimeout(150);
   right(`compared at 700 pixels ${await overflow(page)} are outside`, (await overflow(page)) <= 0);
+  await page.close();
+}
+
+/** A full run beside one without a step, and beside one whose steps have no metrics. */
+async function mixed() {
+  const pages = ["mixed.html", remade("compare.html", "bare.html", ({ runs }) => { runs[1].steps = { steps_a_point: 1 }; runs[1].timeline = null; })];
+  for (const name of pages) {
+    const page = await open(name);
+    await drawn(page, name, 14);
+    right(`${name}: one run's story is missing`, (await page.locator("#story h3").count()) === 2);
+    await page.close();
+  }
+}
+
+/** What a safeguard left out is told where it counts and where it does not. */
+async function leftOut() {
+  const page = await open(remade("one.html", "left-out.html", ({ runs }) => { runs[0].left_out = 1234; }));
+  const told = await page.locator(".what", { hasText: "left out for their lag (1,234)" }).allInnerTexts();
+  right(`${told.length} pictures tell of tokens that were left out`, told.length === 6 && told.filter((text) => text.includes("do not count")).length === 5);
+  await page.close();
+}
+
+/** Emulated accelerators of two axes, of which one setting is unlike what is said of it. */
+async function emulated() {
+  const point = (at, i) => ({ at, measured: { mean: 2 ** i, deviation: i ? 0.1 * i : null }, formulas: i === 3 ? null : 2.1 ** i, simulation: 2.05 ** i, decode_added_ms: 1.2 * i, step_added_ms: 3.4 * i });
+  const page = await open(remade("experiment.html", "emulated.html", ({ experiment }) => {
+    experiment.axes = ["accelerators", "schedule"];
+    const settings = ["16", "64", "256"].flatMap((n) => ["pipeline", "conventional"].map((schedule) => [n, schedule]));
+    experiment.settings = settings.map((at) => ({ ...experiment.settings[0], at, failed: [] }));
+    experiment.emulated = settings.map(point);
+    experiment.speed_up = {
+      what: "Tokens a flash of pipeline over those of conventional.",
+      table: { header: ["accelerators", "runs", "speed-up"], rows: [["16", "1", "1.50"]], words: 1 },
+      points: ["16", "64", "256"].map((at, i) => ({ at: [at], measured: { mean: 1.5 + 0.05 * i, deviation: 0.04 }, formulas: 1.6, simulation: 1.55 })),
+    };
+  }));
+  await drawn(page, "emulated.html", 4);
+  const titles = await page.locator("figure h3").allInnerTexts();
+  right(`an experiment on emulated accelerators draws ${titles}`, titles.includes("Throughput") && titles.includes("What coordination added") && titles.includes("Speed-up by setting") && !titles.some((title) => /Reward|ESS/.test(title)));
+  right("a part is missing", (await page.locator("figure", { hasText: "Throughput" }).first().locator("h4").count()) === 2);
+  await page.screenshot({ path: join(folder, "emulated.png"), fullPage: true });
   await page.close();
 }
 
@@ -133,6 +222,35 @@ async function experiment() {
   await page.close();
 }
 
+async function plan() {
+  const page = await open("plan.html");
+  await drawn(page, "plan.html", 8);
+  right("a layout is missing", (await page.locator("#layouts tbody tr").count()) === 3);
+  right("the plan tells nothing", (await page.locator("#story b").count()) > 8);
+  await page.screenshot({ path: join(folder, "plan.png"), fullPage: true });
+  await page.click("#theme");
+  await drawn(page, "plan.html, dark", 8);
+  await page.screenshot({ path: join(folder, "plan-dark.png"), fullPage: true });
+  await page.setViewportSize({ width: 700, height: 900 });
+  await page.waitForTimeout(150);
+  right(`a plan at 700 pixels: ${await overflow(page)} are outside`, (await overflow(page)) <= 0);
+  await page.close();
+}
+
+async function divergences() {
+  const page = await open("kl.html");
+  await drawn(page, "kl.html", 2);
+  right("a stage is missing", (await page.locator("#kl h4").count()) === 4);
+  right("a lag is missing", (await page.locator("#table tbody tr").count()) === 4);
+  await page.screenshot({ path: join(folder, "kl.png"), fullPage: true });
+  await page.close();
+  const nothing = await open(remade("kl.html", "kl-nothing.html", ({ experiment: { kl } }) => { for (const point of kl) { point.of = "lr 1e-4"; if (point.after === kl[0].after) point.kl = 0; } }));
+  await drawn(nothing, "kl-nothing.html", 2);
+  right("a logarithmic axis has a place for 0", (await nothing.locator("#kl .none").count()) === 1);
+  right("a stage does not say whose it is", (await nothing.locator("#kl h4").first().innerText()) === "lr 1e-4, after step 0");
+  await nothing.close();
+}
+
 async function empty() {
   const page = await open("empty.html");
   right("a run without steps says nothing", (await page.textContent("#story")).includes("No step"));
@@ -141,7 +259,7 @@ async function empty() {
 
 mkdirSync(folder, { recursive: true });
 try {
-  for (const look of [one, darkByItself, several, experiment, empty]) await look();
+  for (const look of [one, darkByItself, several, mixed, leftOut, experiment, emulated, plan, divergences, empty]) await look();
 } catch (error) {
   wrong.push(error.stack);
 } finally {

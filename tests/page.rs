@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use tidegate::jobs::analyze::SkipBad;
-use tidegate::jobs::experiment::design::Design;
+use tidegate::jobs::emulation::{Cost, Emulation, Throughput};
+use tidegate::jobs::experiment::design::{Cell, Design};
+use tidegate::jobs::experiment::kl::measure::Divergence;
 use tidegate::jobs::experiment::results::{Figures, Outcome, Point, Results, Row};
 use tidegate::jobs::report::{write_experiment, write_runs};
 use tidegate::spec::Spec;
@@ -121,6 +123,21 @@ fn run(place: &Path, name: &str, slow: i64) -> PathBuf {
     folder.path().to_owned()
 }
 
+fn result(cell: &Cell, outcome: Outcome, curve: Vec<Point>) -> Row {
+    Row {
+        added: Default::default(),
+        first_s: None,
+        at: cell.at.clone(),
+        seed: cell.seed,
+        settings: cell.settings.clone(),
+        version: "0".to_owned(),
+        machine: "2 x made up".to_owned(),
+        seconds: 20.0,
+        outcome,
+        curve,
+    }
+}
+
 fn experiment(place: &Path) {
     fs::write(place.join("base.toml"), "[model]\nengine = 'toy'\n[[task]]\nkind = 'sorting'\n").unwrap();
     let text = format!(
@@ -147,25 +164,79 @@ fn experiment(place: &Path) {
             lag_max: i as u64 * 2,
             grad_norm: None,
         };
-        results
-            .keep(Row {
-                added: Default::default(),
-                first_s: None,
-                at: cell.at.clone(),
-                seed: cell.seed,
-                settings: cell.settings.clone(),
-                version: "0".to_owned(),
-                machine: "2 x made up".to_owned(),
-                seconds: 20.0,
-                outcome: match i {
-                    3 => Outcome::Failed { exit: 1, error: HOSTILE.to_owned() },
-                    _ => Outcome::Done(Figures { success: Some(0.5), training_s: 20.0, ..Figures::default() }),
-                },
-                curve: (1..=20).map(point).collect(),
-            })
-            .unwrap();
+        let outcome = match i {
+            3 => Outcome::Failed { exit: 1, error: HOSTILE.to_owned() },
+            _ => Outcome::Done(Figures { success: Some(0.5), training_s: 20.0, ..Figures::default() }),
+        };
+        results.keep(result(cell, outcome, (1..=20).map(point).collect())).unwrap();
     }
     write_experiment("lags", &design, &cells, &results, &place.join("experiment.html")).unwrap();
+}
+
+/// Two numbers of emulated accelerators under two schedules: a pipeline is 1.5 times as fast, where the formulas say 1.6.
+fn emulated(place: &Path) {
+    let base = "model.engine = 'emulation'\nsteps = 9\neval.prompts = 0\n[[task]]\nkind = 'sorting'\n[emulation]\naccelerators = 4\n";
+    fs::write(place.join("emulated.toml"), base).unwrap();
+    let text = format!(
+        "base = '{}'\nseeds = [1, 2]\nspeed_up = {{ axis = 'schedule', of = 'pipeline', over = 'turns' }}\n[[axis]]\nname = \
+         'accelerators'\nvalue = [{{ name = '4' }}, {{ name = '8', set = ['emulation.accelerators=8'] }}]\n[[axis]]\nname = \
+         'schedule'\nvalue = [{{ name = 'pipeline' }}, {{ name = 'turns', set = ['schedule.kind=conventional'] }}]\n",
+        place.join("emulated.toml").display()
+    );
+    fs::write(place.join("sizes.toml"), text).unwrap();
+    let design = Design::load(&place.join("sizes.toml")).unwrap();
+    let cells = design.all().unwrap();
+    let mut results = Results::open(&place.join("sizes.jsonl")).unwrap();
+    for cell in &cells {
+        let tokens =
+            |up: f64| Throughput { tokens: if cell.at[1] == "pipeline" { up } else { 1.0 }, ..Throughput::default() };
+        let added = Cost { planned_s: 0.5, added_s: 0.001 * cell.at[0].parse::<f64>().unwrap() };
+        let emulation = Emulation {
+            measured: tokens(1.5 + 0.02 * cell.seed as f64),
+            formula: Some(tokens(1.6)),
+            decode_step: added,
+            training_step: added,
+            ..Emulation::default()
+        };
+        let figures = Figures { emulation: Some(Box::new(emulation)), training_s: 20.0, ..Figures::default() };
+        results.keep(result(cell, Outcome::Done(figures), Vec::new())).unwrap();
+    }
+    write_experiment("sizes", &design, &cells, &results, &place.join("emulated.html")).unwrap();
+}
+
+/// The paper's case study, simulated.
+fn plan(place: &Path) {
+    let file = place.join("plan.html");
+    let args = ["plan", "--simulate", "--transfer", "100", "-g", "64", "--html"];
+    let ran = Command::new(env!("CARGO_BIN_EXE_tidegate")).args(args).arg(file).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+/// Two stages and lags of a KL experiment, one behavior without a result.
+fn divergences(place: &Path) {
+    let base = place.join("base.toml");
+    let text = format!(
+        "base = '{}'\nset = ['steps=20', 'checkpoint.every_steps=1', 'checkpoint.keep=20']\nseeds = [1]\n[kl]\nafter = [0, 8]\nlags = [1, \
+         4]\nlength = 16\nprompts = 4\n",
+        base.display()
+    );
+    fs::write(place.join("kl.toml"), text).unwrap();
+    let design = Design::load(&place.join("kl.toml")).unwrap();
+    let cells = design.all().unwrap();
+    let mut results = Results::open(&place.join("kl.jsonl")).unwrap();
+    for (i, cell) in cells.iter().enumerate().skip(1) {
+        let kl = 1e-5 * (i * i) as f64;
+        let divergence = Divergence {
+            kl,
+            standard_error: Some(kl / 3.0),
+            sequences: 4,
+            tokens: 60,
+            lag_mean: 1.0,
+            kl_by_part: (0..8).map(|part| (part < 7).then(|| kl * f64::from(part))).collect(),
+        };
+        results.keep(result(cell, Outcome::Measured(divergence), Vec::new())).unwrap();
+    }
+    write_experiment("kl", &design, &cells, &results, &place.join("kl.html")).unwrap();
 }
 
 /// What the page holds, as JSON.
@@ -186,8 +257,12 @@ fn pages() -> PathBuf {
     write_runs(&runs[..1], SkipBad::No, &place.join("one.html")).unwrap();
     write_runs(&runs, SkipBad::No, &place.join("compare.html")).unwrap();
     let empty = RunFolder::create(place.join("empty")).unwrap().path().to_owned();
+    write_runs(&[runs[0].clone(), empty.clone()], SkipBad::No, &place.join("mixed.html")).unwrap();
     write_runs(&[empty], SkipBad::No, &place.join("empty.html")).unwrap();
     experiment(&place);
+    plan(&place);
+    divergences(&place);
+    emulated(&place);
     place
 }
 
@@ -225,6 +300,26 @@ fn pages_say_what_the_log_says() {
     let [first, ..] = &both["differences"]["figures"].as_array().unwrap()[..] else { panic!() };
     assert!(first["what"].as_str().unwrap().starts_with("Time to a mean reward of "), "{first}");
     assert_eq!(both["differences"]["settings"][0]["key"], "schedule.max_lag");
+    let plan = data(&place.join("plan.html"))["plan"].clone();
+    let curves: Vec<_> = plan["curves"].as_array().unwrap().iter().map(|curve| curve["of"].clone()).collect();
+    assert_eq!(curves, ["lag", "accelerators", "longest", "spread", "batch", "split"]);
+    // A point is of what stands below it: the conventional schedule at a lag of 16 makes less than at one of 64.
+    let lags = plan["curves"][0]["points"].as_array().unwrap();
+    let at = |lag: f64| lags.iter().find(|point| point["x"].as_f64() == Some(lag)).unwrap();
+    assert!(at(16.0)["conventional"].as_f64() < at(64.0)["conventional"].as_f64(), "{lags:?}");
+    let told: f64 = plan["layouts"]["rows"][0][4].as_str().unwrap().parse().unwrap();
+    assert!((at(64.0)["pipeline"].as_f64().unwrap() / told - 1.0).abs() < 1e-3, "{told}");
+    let of = data(&place.join("emulated.html"))["experiment"].clone();
+    assert_eq!(
+        (of["emulated"].as_array().unwrap().len(), of["speed_up"]["table"]["rows"].as_array().unwrap().len()),
+        (4, 2)
+    );
+    let (up, last) = (&of["speed_up"]["points"][0], &of["emulated"][3]);
+    assert_eq!((up["at"][0].as_str(), up["formulas"].as_f64(), &up["simulation"]), (Some("4"), Some(1.6), &Value::Null));
+    assert_eq!((up["measured"]["mean"].as_f64(), last["decode_added_ms"].as_f64()), (Some(1.53), Some(8.0)));
+    let kl = data(&place.join("kl.html"))["experiment"]["kl"].clone();
+    assert_eq!(kl.as_array().unwrap().len(), 11, "one of twelve has no result");
+    assert_eq!((&kl[0]["after"], &kl[0]["behavior"], &kl[10]["lag"]), (&"0".into(), &"recompute".into(), &4.0.into()));
     let sizes = ["one.html", "compare.html", "experiment.html"].map(|name| fs::metadata(place.join(name)).unwrap().len());
     assert!(sizes.iter().all(|bytes| *bytes < 1_500_000), "{sizes:?}");
     in_a_browser(&place);

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::jobs::Output;
-use crate::jobs::plan::{Curve, Options, Responses, Speed, plan};
+use crate::jobs::plan::{Curve, Delays, Options, Responses, Speed, plan};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
 
@@ -11,11 +11,12 @@ Examples:
   tidegate plan                                          # the paper's case study
   tidegate plan -n 128 -b 2048 --max-lag 16 --lengths lognormal:2000,1500,16384 --simulate
   tidegate plan -n 16 -b 256 --lengths runs/demo --calibrate data/model
-  tidegate plan --curve lag --curve spread";
+  tidegate plan --curve lag --curve spread
+  tidegate plan --simulate --transfer 2000 --checkpoint 40000,50 --html plan.html";
 
 /// Say how to lay out accelerators, and when a pipeline pays
 ///
-/// Finds the fastest split into generators and trainers whose largest lag is allowed, and compares it with the conventional schedule
+/// Finds the fastest split into generators and learners whose largest lag is allowed, and compares it with the conventional schedule
 /// of the same largest and of the same mean lag: by the closed forms of PipelineRL's appendix, and with --simulate by events, with the
 /// admission and selection of a real run. Speeds are those of the paper's case study (flashes: a token's forward pass at
 /// peak arithmetic), yours by --decode and --train, or measured here with --calibrate.
@@ -52,12 +53,33 @@ pub struct Args {
     /// Play the layouts through event by event, too
     #[arg(long)]
     simulate: bool,
+    /// Simulated: rollouts of a group
+    #[arg(long, default_value_t = 1, requires = "simulate")]
+    group_size: usize,
+    /// Simulated: how long new weights hold a generator up
+    #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "simulate")]
+    transfer: f64,
+    /// Simulated: from a rollout's last token to its reward
+    #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "simulate")]
+    reward: f64,
+    /// Simulated: the learners' pause for a checkpoint, and after how many steps each
+    #[arg(long, value_name = "TIME,STEPS", value_parser = pause, requires = "simulate")]
+    checkpoint: Option<(f64, u64)>,
     /// Also a table over this
     #[arg(long, value_parser = PossibleValuesParser::new(Curve::NAMES).try_map(|name| Curve::named(&name).ok_or("no such curve")))]
     curve: Vec<Curve>,
+    /// Also write a page with pictures of all curves
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print one JSON object on stdout
     #[arg(long)]
     json: bool,
+}
+
+/// A time and a number of steps.
+fn pause(text: &str) -> std::result::Result<(f64, u64), String> {
+    let parts = text.split_once(',').and_then(|(time, steps)| Some((time.parse().ok()?, steps.parse().ok()?)));
+    parts.filter(|(_, steps)| *steps > 0).ok_or_else(|| "a time and a number of steps from 1 up, as 40000,50".to_owned())
 }
 
 impl Args {
@@ -69,6 +91,9 @@ impl Args {
             _ => return Err(Error::config("--decode", format!("{:?}", self.decode), "three times: STEP,TOKEN,LEAST")),
         };
         let (train, slots) = (self.train.unwrap_or(paper.train), self.slots.unwrap_or(paper.slots));
+        let (checkpoint, checkpoint_steps) = self.checkpoint.unwrap_or_default();
+        let Args { group_size, transfer, reward, .. } = self;
+        let delays = Delays { group_size, transfer, reward, checkpoint, checkpoint_steps };
         plan(&Options {
             accelerators: self.accelerators,
             batch_size: self.batch_size,
@@ -77,8 +102,9 @@ impl Args {
             speed: Speed { step, token, least, train, slots },
             calibrate: self.calibrate,
             device: self.device,
-            simulate: self.simulate,
+            simulate: self.simulate.then_some(delays),
             curves: self.curve,
+            html: self.html,
             output: if self.json { Output::Json } else { Output::Text },
         })
     }

@@ -7,15 +7,16 @@
 mod collect;
 mod kept;
 mod lag;
+mod limits;
 mod report;
 mod sizes;
 mod sums;
 mod text;
 mod values;
 
-pub(crate) use collect::bound;
 pub use kept::MAX_PROMPTS;
 pub(crate) use kept::logp_mean;
+pub(crate) use limits::LagLimits;
 pub use report::{Interval, LagRow, Report, RunReport, Solved};
 
 use crate::error::{Error, Result};

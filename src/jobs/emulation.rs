@@ -7,12 +7,13 @@ use crate::jobs::plan::simulation::{Scene, Span, simulate};
 use crate::jobs::training::Outcome;
 use crate::kernel::capacity::{Rate, Split};
 use crate::kernel::lengths::Lengths;
-use crate::spec::{EmulationSpec, Responses, Spec};
+use crate::spec::{EmulationSpec, Responses, ScheduleSpec, Spec};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
+use tidegate_operators::plan::Order;
 use tidegate_operators::record::Metrics;
-use tidegate_operators::schedule::Schedule;
+use tidegate_operators::schedule::{Schedule, WeightsUpdate};
 
 const LENGTHS: &str = "emulation.lengths";
 
@@ -46,7 +47,7 @@ fn lengths(emulation: &EmulationSpec) -> Result<Lengths> {
 
 fn made(spec: &Spec, folder: Option<&Path>, flash_s: f64, split: Split, lengths: Lengths) -> Result<EmulatedEngine> {
     let (emulation, _) = keys(spec)?;
-    let device = Device::new(emulation.speed(split.slots), split.trainers, emulation.transfer, flash_s);
+    let device = Device::new(emulation.speed(split.slots), split.learners, emulation.transfer, flash_s);
     let engine = EmulatedEngine::new(device, lengths, spec.seed);
     folder.map_or(Ok(engine.clone()), |folder| engine.restored(folder))
 }
@@ -56,17 +57,18 @@ fn made(spec: &Spec, folder: Option<&Path>, flash_s: f64, split: Split, lengths:
 pub struct Emulation {
     pub accelerators: usize,
     pub generators: usize,
-    pub trainers: usize,
+    pub learners: usize,
     /// Timely workers.
     pub workers: usize,
     /// Seconds.
     pub flash_s: f64,
-    /// The steps of its steady state, from the end of the first to the end of the second: all but the last three are of these.
+    /// Its steady state: from the end of the first of these steps to the end of the second. What was measured, and what the formulas and the
+    /// simulation say, is of these; costs are of the whole run.
     pub span: [u64; 2],
-    pub measured: Figures,
+    pub measured: Throughput,
     /// By the closed forms, and by events; None of what they do not know.
-    pub formula: Option<Figures>,
-    pub simulated: Option<Figures>,
+    pub formula: Option<Throughput>,
+    pub simulated: Option<Throughput>,
     /// Of the whole run: a decode step, and the training of a step.
     pub decode_step: Cost,
     pub training_step: Cost,
@@ -76,14 +78,14 @@ pub struct Emulation {
 
 /// A layout's throughput and lag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct Throughput {
     /// Completion tokens trained a flash.
     pub tokens: f64,
     /// Of trained tokens, steps.
     pub max_lag: u64,
     pub mean_lag: f64,
-    /// Share of the time that the trainers had nothing to train; the closed forms do not say.
-    pub trainers_waited: Option<f64>,
+    /// Share of the time that the learners had nothing to train; the closed forms do not say.
+    pub learners_waited: Option<f64>,
 }
 
 /// What a piece of work was to take, and what coordination added to it, seconds in the mean: what its worker did between two of them, and how
@@ -110,7 +112,9 @@ impl Emulation {
         let Some(measured) = measured(own, span, emulation.flash_s) else { return Ok(None) };
         let lengths = lengths(emulation)?;
         let Some(job) = spec.emulated_job(lengths) else { return Ok(None) };
+        let planned = planned(&spec.schedule);
         let formula = match schedule {
+            _ if !planned => None,
             Schedule::Pipeline { .. } => Some(job.pipeline(split)),
             Schedule::Conventional { steps } => Some(job.conventional(steps)),
             // It overlaps and waits: no closed form is known.
@@ -119,7 +123,7 @@ impl Emulation {
         let scene = Scene {
             schedule,
             generators: split.generators,
-            trainers: split.trainers,
+            learners: split.learners,
             slots: split.slots,
             group_size: spec.batch.group_size,
             batch_groups: spec.batch_groups(),
@@ -132,24 +136,30 @@ impl Emulation {
             checkpoint_steps: 0,
             seed: spec.seed,
         };
-        let simulated = simulate(&scene).map(|found| figures(found.rate, Some(found.trainers_waited)));
+        let simulated =
+            planned.then(|| simulate(&scene)).flatten().map(|found| throughput(found.rate, Some(found.learners_waited)));
         let between: f64 = outcome.generators.iter().map(|of| 1.0 - of.sampled - of.idle).sum::<f64>() * outcome.seconds;
         let elsewhere: f64 = own.iter().map(|step| step.elsewhere_ns as f64 / 1e9).sum();
         Ok(Some(Emulation {
             accelerators: emulation.accelerators,
             generators: split.generators,
-            trainers: split.trainers,
+            learners: split.learners,
             workers: spec.worker_count(),
             flash_s: emulation.flash_s,
             span: [span.after, span.last],
             measured,
-            formula: formula.map(|rate| figures(rate, None)),
+            formula: formula.map(|rate| throughput(rate, None)),
             simulated,
             decode_step: Cost::of(done.decode_steps, done.decode_steps.count, between),
             training_step: Cost::of(done.micro_batches, own.len() as u64, elsewhere),
             processor: outcome.processor_s / outcome.seconds.max(1e-9),
         }))
     }
+}
+
+/// Whether a plan knows such a schedule: generators that drain, and steps that take groups as they were admitted, are in no formula.
+fn planned(schedule: &ScheduleSpec) -> bool {
+    schedule.weights_update == WeightsUpdate::InFlight && schedule.order == Order::Arrival
 }
 
 impl Cost {
@@ -161,23 +171,23 @@ impl Cost {
     }
 }
 
-fn figures(rate: Rate, trainers_waited: Option<f64>) -> Figures {
-    Figures { tokens: rate.tokens, max_lag: rate.max_lag, mean_lag: rate.mean_lag, trainers_waited }
+fn throughput(rate: Rate, learners_waited: Option<f64>) -> Throughput {
+    Throughput { tokens: rate.tokens, max_lag: rate.max_lag, mean_lag: rate.mean_lag, learners_waited }
 }
 
 /// What the steps of a span come to; None where they are not all there, or took no time.
-fn measured(metrics: &[Metrics], span: Span, flash_s: f64) -> Option<Figures> {
+fn measured(metrics: &[Metrics], span: Span, flash_s: f64) -> Option<Throughput> {
     let end_of = |step: u64| metrics.iter().find(|m| m.step == step).map(|m| m.finished_ns);
     let flashes = (end_of(span.last)? - end_of(span.after)?) as f64 / 1e9 / flash_s;
     let steps: Vec<&Metrics> = metrics.iter().filter(|m| m.step > span.after && m.step <= span.last).collect();
     let sum = |of: fn(&Metrics) -> f64| steps.iter().map(|step| of(step)).sum::<f64>();
     let tokens = sum(|m| m.tokens as f64);
     let waited = sum(|m| (m.wait_any_ns + m.wait_forced_ns) as f64) / 1e9 / flash_s;
-    (flashes > 0.0 && tokens > 0.0).then(|| Figures {
+    (flashes > 0.0 && tokens > 0.0).then(|| Throughput {
         tokens: tokens / flashes,
         max_lag: steps.iter().map(|step| step.lag_max).max().unwrap_or(0),
         mean_lag: sum(|m| m.lag_mean * m.tokens as f64) / tokens,
-        trainers_waited: Some(waited / flashes),
+        learners_waited: Some(waited / flashes),
     })
 }
 
@@ -233,7 +243,7 @@ mod tests {
         let steps =
             [step(1, 3, 999, 9.0), step(2, 10, 999, 9.0), step(3, 13, 20, 1.0), step(4, 14, 60, 3.0), step(5, 20, 999, 9.0)];
         let found = measured(&steps, Span { after: 2, last: 4 }, 0.5).unwrap();
-        assert_eq!((found.tokens, found.max_lag, found.mean_lag, found.trainers_waited), (10.0, 4, 2.5, Some(0.25)));
+        assert_eq!((found.tokens, found.max_lag, found.mean_lag, found.learners_waited), (10.0, 4, 2.5, Some(0.25)));
         assert_eq!(measured(&steps, Span { after: 2, last: 6 }, 0.5), None);
         assert_eq!(measured(&steps, Span { after: 2, last: 2 }, 0.5), None);
     }

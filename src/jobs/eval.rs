@@ -38,7 +38,7 @@ pub struct Tally {
 impl Tally {
     /// Share solved of those with a reward, in 0..=1; None without any.
     pub fn rate(&self) -> Option<f64> {
-        let scored = self.prompts - self.unscored;
+        let scored = self.prompts.saturating_sub(self.unscored);
         (scored > 0).then(|| self.solved as f64 / scored as f64)
     }
 }

@@ -5,7 +5,7 @@
 //!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, which of them comes next ([`curriculum`]), [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
 //!   by group ([`estimator`]) and by batch ([`whitening`]), a [`critic`] with a model of its own, the [`mod@reference`] policy, the batch [`as_taken`] when a step fails, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`] and with which [`waits`], what the two say of the split ([`shares`], [`advice`]), [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
-//!   end, kept as its [`outcome`], what accelerators that are emulated came to ([`emulation`]), [`signals`], threads that wait ([`spinning`]), TensorBoard's [`curves`];
+//!   end, kept as its [`outcome`], what accelerators that are emulated came to ([`emulation`]), [`signals`], threads that wait ([`spinning`]), TensorBoard's events ([`tensorboard`]);
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back, and whether a model is the recorded one ([`identity`]).
 
 pub mod advice;
@@ -16,7 +16,6 @@ pub mod checkpoints;
 pub mod course;
 pub mod critic;
 pub mod curriculum;
-pub mod curves;
 pub mod data;
 pub mod divergence;
 pub mod emulation;
@@ -46,6 +45,7 @@ pub mod shares;
 pub mod signals;
 pub mod spinning;
 pub mod summary;
+pub mod tensorboard;
 pub mod training;
 pub mod verdict;
 pub mod waits;

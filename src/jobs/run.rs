@@ -12,7 +12,7 @@ use crate::jobs::preflight::{self, Disk};
 use crate::jobs::recovery::Origin;
 use crate::jobs::reference;
 use crate::jobs::{Output, program, say, signals};
-use crate::spec::{EngineKind, ScheduleSpec, Spec};
+use crate::spec::{EngineKind, ScheduleSpec, Spec, safeguards_without_effect};
 use crate::store::RunFolder;
 use std::path::{Path, PathBuf};
 use tidegate_operators::schedule::{Schedule, WeightsUpdate};
@@ -84,7 +84,8 @@ where
     folder.write_spec(&spec.to_text())?;
     say(plan(spec, &engine));
     reference::described(spec).into_iter().for_each(say);
-    engine.notes().iter().for_each(|note| say(format_args!("note      {note}")));
+    let idle = safeguards_without_effect(spec);
+    engine.notes().iter().chain(&idle).for_each(|note| say(format_args!("note      {note}")));
     let prompt_tokens = preflight::prompt_tokens(&mut course.prompts, &*engine.tokenizer())?;
     let disk = Disk::of(spec, spec.steps, engine.parameters(), prompt_tokens, spec.checkpoint.keep as u64);
     say(&disk);

@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::jobs::best::Best;
 use crate::jobs::checkpoints::{Checkpoints, Making};
 use crate::jobs::curriculum::Drawing;
-use crate::jobs::curves::Curves;
 use crate::jobs::divergence::Stopping;
 use crate::jobs::encode::Encoder;
 use crate::jobs::estimator::{Discards, GroupEstimator};
@@ -17,6 +16,7 @@ use crate::jobs::recovery::Origin;
 use crate::jobs::reference::Referring;
 use crate::jobs::rewards::Rewards;
 use crate::jobs::say;
+use crate::jobs::tensorboard::TensorBoard;
 use crate::jobs::waits::{GeneratorShares, Ticking, Timed};
 use crate::pipeline::{self, Report, WorkerTime};
 use crate::spec::Spec;
@@ -92,7 +92,7 @@ where
         reference: identity.reference,
         learner_threads: u32::from(spec.learner_threads()),
     };
-    let log = Curves::new(spec, folder, ParquetLog::new(folder.clone(), info).waits(room(halt)));
+    let log = TensorBoard::new(spec, folder, ParquetLog::new(folder.clone(), info).waits(room(halt)));
     let log = Shown::new(log, progress.clone());
     let sealed = log.sealed();
     let (counted, refreshed) = (&counters, referee.refreshed.clone());

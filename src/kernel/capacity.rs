@@ -55,7 +55,7 @@ pub struct Rate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     pub generators: usize,
-    pub trainers: usize,
+    pub learners: usize,
     /// Sequences in progress on each generator.
     pub slots: usize,
 }
@@ -73,11 +73,11 @@ impl Job {
         Rate { tokens: tokens / (generate + train), max_lag, mean_lag: max_lag as f64 / 2.0 }
     }
 
-    /// Generators and trainers work at once, each on accelerators of their own, in the steady state.
+    /// Generators and learners work at once, each on accelerators of their own, in the steady state.
     pub fn pipeline(&self, split: Split) -> Rate {
         let (h, i) = (split.slots as f64, split.generators as f64);
         let generated = h * i / self.speed.decode(h);
-        let trained = split.trainers as f64 / self.speed.train;
+        let trained = split.learners as f64 / self.speed.train;
         let (mean, batch) = (self.lengths.mean(), self.batch_size as f64);
         let max_lag = (h * i * self.lengths.longest() as f64 / (mean * batch)).ceil() as u64;
         let mean_lag = h * i / batch * self.lengths.second_moment() / (2.0 * mean * mean);
@@ -87,23 +87,22 @@ impl Job {
     /// The fastest split whose largest lag is at most `max_lag`; of equally fast ones that of the least lag, then of the fewest
     /// generators. None where one sequence on one generator is too many.
     pub fn best_split(&self, max_lag: u64) -> Option<(Split, Rate)> {
-        let split = |generators: usize, slots| Split { generators, trainers: self.accelerators - generators, slots };
+        let split = |generators: usize, slots| Split { generators, learners: self.accelerators - generators, slots };
         let mut best: Option<(Split, Rate)> = None;
         for generators in 1..self.accelerators {
-            for slots in 1..=self.speed.slots {
-                let split = split(generators, slots);
-                let rate = self.pipeline(split);
-                if rate.max_lag > max_lag {
-                    break;
-                }
-                let better = |(_, old): &(Split, Rate)| (rate.tokens, old.max_lag) > (old.tokens, rate.max_lag);
-                if best.as_ref().is_none_or(better) {
-                    best = Some((split, rate));
-                }
-                // More sequences would only wait for the trainers.
-                if rate.tokens >= split.trainers as f64 / self.speed.train {
-                    break;
-                }
+            let rate = |slots| self.pipeline(split(generators, slots));
+            // With more slots a generator is never slower, and what it samples never younger.
+            let most = last(self.speed.slots, |slots| rate(slots).max_lag <= max_lag);
+            if most == 0 {
+                break;
+            }
+            // Where more sequences would only wait, for the learners or for the device, fewer are as fast. A rounding is no gain.
+            let enough = rate(most).tokens * (1.0 - 1e-12);
+            let slots = last(most, |slots| rate(slots).tokens < enough) + 1;
+            let (split, rate) = (split(generators, slots), rate(slots));
+            let better = |(_, old): &(Split, Rate)| (rate.tokens, old.max_lag) > (old.tokens, rate.max_lag);
+            if best.as_ref().is_none_or(better) {
+                best = Some((split, rate));
             }
         }
         best
@@ -113,6 +112,16 @@ impl Job {
     pub fn conventional_at_mean(&self, mean_lag: f64) -> Rate {
         self.conventional((2.0 * mean_lag.max(0.0)).floor() as u64 + 1)
     }
+}
+
+/// The largest n up to `most` of which `holds` is true, where it is true up to some n and false from there; 0 where it never is.
+fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if holds(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }
 
 #[cfg(test)]
@@ -131,7 +140,7 @@ mod tests {
     #[test]
     fn the_papers_case_study() {
         let job = case_study(128, 128);
-        let papers = job.pipeline(Split { generators: 44, trainers: 84, slots: 192 });
+        let papers = job.pipeline(Split { generators: 44, learners: 84, slots: 192 });
         near(papers.tokens, 16.9, 0.02);
         assert_eq!(papers.max_lag, 132);
         let conventional = job.conventional(134);
@@ -171,8 +180,8 @@ mod tests {
     /// Twice the accelerators are twice the lag; equal lengths leave a constant batch nothing to gain but the overlap.
     #[test]
     fn what_lag_and_gain_are_a_matter_of() {
-        let split = Split { generators: 44, trainers: 84, slots: 192 };
-        let double = Split { generators: 88, trainers: 168, slots: 192 };
+        let split = Split { generators: 44, learners: 84, slots: 192 };
+        let double = Split { generators: 88, learners: 168, slots: 192 };
         let (one, two) = (case_study(128, 128).pipeline(split), case_study(256, 128).pipeline(double));
         near(two.tokens, 2.0 * one.tokens, 1e-9);
         near(two.mean_lag, 2.0 * one.mean_lag, 1e-9);
@@ -191,5 +200,27 @@ mod tests {
             "{} of {most}",
             pipeline.tokens / conventional.tokens
         );
+    }
+
+    /// Catches a plateau whose beginning is missed, a bound that is one off, and layouts that are passed over.
+    #[test]
+    fn the_best_split_is_that_of_trying_all() {
+        for (accelerators, batch_size, max_lag) in [(8, 16, 4), (8, 16, 0), (16, 8, 60), (5, 200, 9), (24, 24, 400)] {
+            for least in [0.0, 2.0, 20.0] {
+                let speed = Speed { least, slots: 300, ..Speed::PAPER };
+                let job = Job { accelerators, batch_size, lengths: Lengths::uniform(100).unwrap(), speed };
+                let all = (1..accelerators).flat_map(|generators| {
+                    (1..=300).map(move |slots| Split { generators, learners: accelerators - generators, slots })
+                });
+                let allowed = all.map(|split| job.pipeline(split)).filter(|rate| rate.max_lag <= max_lag);
+                let best = allowed.max_by(|a, b| a.tokens.total_cmp(&b.tokens));
+                let found = job.best_split(max_lag).map(|(_, rate)| rate);
+                assert_eq!(found.is_some(), best.is_some(), "{accelerators} {batch_size} {max_lag}");
+                if let Some((found, best)) = found.zip(best) {
+                    near(found.tokens / best.tokens, 1.0, 1e-9);
+                    assert!(found.max_lag <= max_lag, "{found:?}");
+                }
+            }
+        }
     }
 }

@@ -5,6 +5,9 @@
 pub struct Lengths {
     /// Entry l: the share longer than l tokens. The first is 1, none is 0, and none is above the one before.
     longer: Vec<f64>,
+    /// Of a length and of its square: a plan asks for them a thousand times.
+    mean: f64,
+    second_moment: f64,
 }
 
 impl Lengths {
@@ -53,7 +56,9 @@ impl Lengths {
     }
 
     fn of(longer: Vec<f64>) -> Option<Lengths> {
-        (!longer.is_empty()).then_some(Lengths { longer })
+        let mean = longer.iter().sum();
+        let second_moment = (0..).zip(&longer).map(|(l, share)| f64::from(2 * l + 1) * share).sum();
+        (!longer.is_empty()).then_some(Lengths { longer, mean, second_moment })
     }
 
     /// The same shape, `factor` times as long. None where nothing is left.
@@ -75,12 +80,12 @@ impl Lengths {
 
     /// Tokens.
     pub fn mean(&self) -> f64 {
-        self.longer.iter().sum()
+        self.mean
     }
 
     /// Of the squared length.
     pub fn second_moment(&self) -> f64 {
-        (0..).zip(&self.longer).map(|(l, share)| f64::from(2 * l + 1) * share).sum()
+        self.second_moment
     }
 
     /// The share of rollouts longer than l tokens, l from 0 up.

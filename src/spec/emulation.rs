@@ -93,8 +93,8 @@ impl Spec {
     pub fn emulated_split(&self) -> Option<Split> {
         let emulation = self.emulated()?;
         let (n, i) = (emulation.accelerators, emulation.generators);
-        let trainers = if self.schedule.kind == ScheduleKind::Conventional { n } else { n.saturating_sub(i) };
-        Some(Split { generators: i, trainers, slots: self.generate.slots })
+        let learners = if self.schedule.kind == ScheduleKind::Conventional { n } else { n.saturating_sub(i) };
+        Some(Split { generators: i, learners, slots: self.generate.slots })
     }
 
     /// What a plan is made for, to be compared with what the run comes to.
@@ -252,12 +252,12 @@ mod tests {
         let pipeline = spec(&[]).unwrap();
         let plan = pipeline.plan();
         assert_eq!((plan.generators, plan.learner, pipeline.worker_count()), (vec![0, 1], 2, 6));
-        assert_eq!(pipeline.emulated_split(), Some(Split { generators: 2, trainers: 4, slots: 64 }));
+        assert_eq!(pipeline.emulated_split(), Some(Split { generators: 2, learners: 4, slots: 64 }));
         assert_eq!(Spec::from_text(&pipeline.to_text(), &[]).unwrap(), pipeline);
         let turns = spec(&["schedule.kind=conventional", "emulation.generators=6"]).unwrap();
         let plan = turns.plan();
         assert_eq!((plan.generators, plan.learner, turns.worker_count()), (vec![0, 1, 2, 3, 4, 5], 0, 6));
-        assert_eq!(turns.emulated_split(), Some(Split { generators: 6, trainers: 6, slots: 64 }));
+        assert_eq!(turns.emulated_split(), Some(Split { generators: 6, learners: 6, slots: 64 }));
         let toy = Spec::from_text("model.engine = \"toy\"\n[[task]]\nkind = \"sorting\"\n", &[]).unwrap();
         assert_eq!((toy.emulated_split(), toy.emulation), (None, None));
     }
@@ -268,10 +268,10 @@ mod tests {
         let base = ["emulation={accelerators=16,generators=0}", "batch={batch_size=16,group_size=1}", "generate.slots=1024"];
         let of = |sets: &[&str]| spec(&[&base[..], sets].concat()).unwrap();
         let pipeline = of(&["schedule.max_lag=133"]);
-        assert_eq!(pipeline.emulated_split(), Some(Split { generators: 5, trainers: 11, slots: 214 }));
+        assert_eq!(pipeline.emulated_split(), Some(Split { generators: 5, learners: 11, slots: 214 }));
         assert_eq!(Spec::from_text(&pipeline.to_text(), &[]).unwrap(), pipeline);
         let turns = of(&["schedule.kind=conventional", "schedule.steps=134", "steps=268"]);
-        assert_eq!(turns.emulated_split(), Some(Split { generators: 16, trainers: 16, slots: 134 }));
+        assert_eq!(turns.emulated_split(), Some(Split { generators: 16, learners: 16, slots: 134 }));
         let refused = spec(&[&base[..], &["schedule.max_lag=0"]].concat()).unwrap_err().to_string();
         assert!(refused.starts_with("emulation.generators = 0: no pipeline keeps a lag of 0"), "{refused}");
     }

@@ -45,7 +45,8 @@ impl Responses {
         let Some((kind, numbers)) = text.split_once(':') else {
             return if text.is_empty() { Err(wrong()) } else { Ok(Responses::Recorded(PathBuf::from(text))) };
         };
-        let numbers: Vec<f64> = numbers.split(',').map(|n| n.trim().parse().map_err(|_| wrong())).collect::<Result<_>>()?;
+        let number = |text: &str| text.trim().parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(wrong);
+        let numbers: Vec<f64> = numbers.split(',').map(number).collect::<Result<_>>()?;
         let tokens = |x: f64| {
             let whole = x.fract() == 0.0 && (1.0..=MOST_TOKENS).contains(&x);
             whole.then_some(x as usize).ok_or_else(wrong)
@@ -102,7 +103,18 @@ mod tests {
         assert_eq!(of("fixed:9").unwrap().lengths(), Lengths::fixed(9));
         assert_eq!(of("lognormal:4,2.5,9").unwrap().lengths(), Lengths::log_normal(4.0, 2.5, 9));
         assert_eq!(of("runs/a").unwrap(), Responses::Recorded("runs/a".into()));
-        for wrong in ["", "uniform:0", "uniform:2.5", "between:5,4", "lognormal:4,0,9", "normal:3", "fixed:x", "fixed:1,2"] {
+        for wrong in [
+            "",
+            "uniform:0",
+            "uniform:2.5",
+            "between:5,4",
+            "lognormal:4,0,9",
+            "normal:3",
+            "lognormal:inf,1,10",
+            "lognormal:4,nan,9",
+            "fixed:x",
+            "fixed:1,2",
+        ] {
             let refused = of(wrong).unwrap_err().to_string();
             assert!(refused.starts_with(&format!("--lengths = {wrong}: uniform:LONGEST, ")), "{refused}");
         }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kernel::norms::MOST;
 use crate::kernel::safeguard::Safeguard;
+use crate::spec::Spec;
 
 /// Numbers that mean what they say.
 ///
@@ -37,8 +38,24 @@ pub(super) fn check(safeguard: &Safeguard) -> Result<()> {
     Ok(())
 }
 
+/// What of it can never do anything in this run, a sentence each.
+pub fn without_effect(spec: &Spec) -> Vec<String> {
+    let (s, bound) = (&spec.learn.safeguard, spec.schedule.schedule().bound());
+    let enlarges = s.enlarge_ess > 0.0 || s.enlarge_lag < f64::INFINITY;
+    let by_lag = [("max_lag", s.max_lag, "leaves no token out"), ("enlarge_lag", s.enlarge_lag, "enlarges no batch")];
+    let beyond = by_lag.iter().filter(|(_, lag, _)| *lag < f64::INFINITY && *lag >= bound as f64);
+    let mut told: Vec<String> = beyond
+        .map(|(key, lag, what)| format!("learn.safeguard.{key} = {lag} {what}: the schedule bounds lag by {bound} steps"))
+        .collect();
+    if enlarges && s.enlarge_most == 1 {
+        told.push("learn.safeguard.enlarge_most = 1 enlarges no batch: a step takes one at most".to_owned());
+    }
+    told
+}
+
 #[cfg(test)]
 mod tests {
+    use super::without_effect;
     use crate::kernel::safeguard::{LrScale, Safeguard};
     use crate::spec::Spec;
 
@@ -76,6 +93,20 @@ mod tests {
             typo.starts_with("learn.safeguard.max_leg = 1: no such key; did you mean learn.safeguard.max_lag?"),
             "{typo}"
         );
+    }
+
+    /// The schedule's bound is 4. Catches one that fires and is told as idle, and infinity, which is off.
+    #[test]
+    fn what_can_never_fire_is_told() {
+        let told = |set: &str| without_effect(&spec(set).unwrap());
+        assert_eq!(
+            told("max_lag=4"),
+            ["learn.safeguard.max_lag = 4 leaves no token out: the schedule bounds lag by 4 steps"]
+        );
+        assert_eq!((told("max_lag=3.5"), told("max_lag=inf"), told("enlarge_most=1")), (vec![], vec![], vec![]));
+        assert_eq!(told("enlarge_lag=9").len(), 1);
+        let start = "model.path = \"m\"\n[[task]]\nkind = \"sorting\"\n[learn.safeguard]\nenlarge_ess=0.5\nenlarge_most=1\n";
+        assert_eq!(without_effect(&Spec::from_text(start, &[]).unwrap()).len(), 1);
     }
 
     /// Catches a key that is lost on its way into the run's `spec.toml` or back.

@@ -72,7 +72,39 @@ pub struct Row<'a> {
     pub trained_ns: i64,
 }
 
-/// Which tokens of a rollout are trained.
+#[cfg(test)]
+impl Row<'static> {
+    /// A row that waits, of nothing.
+    pub fn blank() -> Self {
+        Row {
+            step: 1,
+            status: &Status::Waiting,
+            group: 0,
+            sample: 0,
+            prompt_id: 0,
+            task: "",
+            size: 0,
+            prompt: "",
+            tokens: 0,
+            mask: Mask::None,
+            logp_behavior: &[],
+            logp_current: &[],
+            logp_reference: &[],
+            version: Versions::Narrow(&[]),
+            value: &[],
+            advantage: &[],
+            reward: None,
+            reward_shaped: None,
+            stop: Stop::Eos,
+            admitted_ns: 0,
+            started_ns: 0,
+            finished_ns: 0,
+            trained_ns: 0,
+        }
+    }
+}
+
+/// Which tokens of a rollout the policy chose.
 #[derive(Clone, Copy, Debug)]
 pub enum Mask<'a> {
     /// Where the file has no mask: all of them.
@@ -87,7 +119,7 @@ pub enum Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    /// The trained ones of the first `length` tokens, in order, those that follow each other at once.
+    /// The chosen ones of the first `length` tokens, in order, those that follow each other at once.
     pub fn ranges(self, length: usize) -> impl Iterator<Item = Range<usize>> + use<'a> {
         let (whole, bits) = match self {
             Mask::None => (Some(0..length), None),

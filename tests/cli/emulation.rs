@@ -57,7 +57,7 @@ fn a_run_is_as_any_other() {
     assert!(ran.err.contains("model     6 accelerators that are emulated: no model; "), "{}", ran.err);
     let summary = ran.json();
     check(&summary, 5);
-    assert_eq!((summary["emulation"]["workers"].as_u64(), summary["emulation"]["trainers"].as_u64()), (Some(6), Some(3)));
+    assert_eq!((summary["emulation"]["workers"].as_u64(), summary["emulation"]["learners"].as_u64()), (Some(6), Some(3)));
     assert_eq!(summary["generators"].as_array().unwrap().len(), 3);
     let folder = RunFolder::view(dir.path().join("runs/spec")).unwrap();
     assert!(max_lag(&folder) <= 5);
@@ -78,7 +78,7 @@ fn a_run_is_as_any_other() {
         .refused(2, &["model.engine = emulation: emulated accelerators answer nothing"]);
 }
 
-/// Catches a plan that does not reach the run, trainers that are too few by turns, and a summary without its plan.
+/// Catches a plan that does not reach the run, learners that are too few by turns, and a summary without its plan.
 #[test]
 fn by_turns_all_accelerators_do_both() {
     let dir = place(SPEC);

@@ -20,6 +20,7 @@ mod experiment;
 mod hard_cases;
 mod harness;
 mod kl;
+mod plan;
 mod prompts;
 mod reference;
 mod replay;

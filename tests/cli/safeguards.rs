@@ -99,6 +99,12 @@ fn tokens_of_a_large_lag_are_left_out() {
             assert!(row.mask.iter().all(|chosen| *chosen) && row.logp_current.is_empty() == left_out);
         }
     }
+    // What was left out is in no figure of what was trained, and whoever counts says the same of it.
+    let report = call(&dir, &["analyze", "runs/spec", "--json"], &[]).ok().json()["runs"][0].clone();
+    let sum = |of: fn(&Metrics) -> u64| before.iter().map(|file| of(metrics(file))).sum::<u64>();
+    assert_eq!(report["lag"]["left_out"].as_u64(), Some(sum(|m| m.left_out)));
+    assert_eq!(report["off_policy"]["tokens"].as_u64(), Some(sum(|m| m.tokens)));
+    assert_eq!((report["lag"]["max"].as_i64(), report["time"]["skipped_steps"].as_u64()), (Some(1), Some(4)));
     let last = cut_behind_a_checkpoint(&dir);
     let ran = resume(&dir, &[]).ok();
     assert!(ran.err.contains(&format!("to {last} again")) && ran.err.contains("bit for bit"), "{}", ran.err);

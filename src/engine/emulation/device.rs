@@ -48,7 +48,7 @@ impl Counted {
 pub struct Device {
     speed: Speed,
     /// How many train together.
-    trainers: usize,
+    learners: usize,
     /// How long new weights hold a generator up, flashes.
     transfer: f64,
     flash_s: f64,
@@ -58,14 +58,14 @@ pub struct Device {
 
 impl Device {
     /// `flash_s` seconds a flash; 0 makes work take no time, for what only looks at its result.
-    pub fn new(speed: Speed, trainers: usize, transfer: f64, flash_s: f64) -> Self {
+    pub fn new(speed: Speed, learners: usize, transfer: f64, flash_s: f64) -> Self {
         let (decode_steps, micro_batches) = Default::default();
-        Device { speed, trainers, transfer, flash_s, decode_steps, micro_batches }
+        Device { speed, learners, transfer, flash_s, decode_steps, micro_batches }
     }
 
     /// How many train together.
-    pub fn trainers(&self) -> usize {
-        self.trainers
+    pub fn learners(&self) -> usize {
+        self.learners
     }
 
     /// What all of them did so far.
@@ -81,7 +81,7 @@ impl Device {
 
     /// Training `tokens`, by all that train together, counted from `started`.
     pub fn train(&self, tokens: u64, started: Instant) {
-        let planned = self.time(tokens as f64 * self.speed.train / self.trainers as f64);
+        let planned = self.time(tokens as f64 * self.speed.train / self.learners as f64);
         self.micro_batches.add(planned, sleep(started, planned));
     }
 

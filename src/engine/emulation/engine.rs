@@ -75,7 +75,7 @@ impl Engine for EmulatedEngine {
     type Writer = EmulatedWriter;
 
     fn describe(&self) -> String {
-        format!("no model; lengths of {:.1} tokens in the mean, {} train", self.lengths.mean(), self.device.trainers())
+        format!("no model; lengths of {:.1} tokens in the mean, {} train", self.lengths.mean(), self.device.learners())
     }
 
     fn identity(&self) -> Identity {

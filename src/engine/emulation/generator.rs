@@ -20,7 +20,7 @@ pub(super) fn logp() -> f32 {
 }
 
 /// The position of the draw that says how long a rollout is: no token has it.
-const LENGTH: u32 = u32::MAX;
+pub const LENGTH: u32 = u32::MAX;
 
 /// The emulation's sampling half.
 #[derive(Clone, Debug)]

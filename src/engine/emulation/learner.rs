@@ -91,7 +91,7 @@ impl Learner for EmulatedLearner {
             return Err(Fault::new("train", format!("step {step} cannot begin {state} step {}", self.version + 1)));
         }
         let weights = kept::weights(&self.learning, &batch);
-        let pieces = pieces(&batch, self.learning.micro_batch_tokens.saturating_mul(self.device.trainers()));
+        let pieces = pieces(&batch, self.learning.micro_batch_tokens.saturating_mul(self.device.learners()));
         let mut digest = blake3::Hasher::new();
         digest.update(&self.weights.0);
         self.open = Some(Open { batch, weights, pieces, tally: Tally::of(0.0), slots: 0, digest });

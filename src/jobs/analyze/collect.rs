@@ -3,16 +3,16 @@
 use crate::error::{Error, Result};
 use crate::jobs::analyze::kept::{Bar, PromptCounts, Top, logp_mean};
 use crate::jobs::analyze::lag::{Distance, LagSums, Lags};
+use crate::jobs::analyze::limits::LagLimits;
 use crate::jobs::analyze::report::{Files, Interval, Rewards, RunReport, Task, Versions};
 use crate::jobs::analyze::sizes::Sizes;
 use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::jobs::analyze::values::ValueSums;
 use crate::jobs::analyze::{Beside, Place};
 use crate::kernel::mean::Mean;
-use crate::spec::ScheduleSpec;
+use crate::store::Viewed;
 use crate::store::schema::stop_text;
 use crate::store::view::Row;
-use crate::store::{Footer, Viewed};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tidegate_operators::record::Status;
@@ -120,20 +120,20 @@ impl Summed {
         bars: &mut Bars,
     ) -> Result<(Summed, B)> {
         let footer = part.footer()?;
-        let (index, mut beside) = (place.index, B::default());
+        let (index, limits, mut beside) = (place.index, LagLimits::of(&footer), B::default());
         beside.begin(place, &footer);
         let mut summed = Summed {
             path: part.path().to_owned(),
             notes: Vec::new(),
-            sums: Sums { lag: LagSums::new(bound(&footer)), ..Sums::default() },
+            sums: Sums { lag: LagSums::new(limits), ..Sums::default() },
             interval: IntervalSums::default(),
         };
         if let Some(metrics) = &footer.metrics {
-            summed.sums.time.metrics(metrics, ends(&footer), &footer.info.spec);
+            summed.sums.time.metrics(metrics, limits, &footer.info.spec);
         }
         summed.notes = part.rows(|place, row| {
             if source == Source::Current || *row.status != Status::Waiting {
-                summed.sums.row(place, &row, &mut summed.interval);
+                summed.sums.row(place, &row, limits, &mut summed.interval);
                 beside.row(place, &row);
             }
         })?;
@@ -154,9 +154,9 @@ impl Summed {
 }
 
 impl Sums {
-    fn row(&mut self, place: usize, row: &Row<'_>, interval: &mut IntervalSums) {
+    fn row(&mut self, place: usize, row: &Row<'_>, limits: LagLimits, interval: &mut IntervalSums) {
         *self.statuses.entry(row.status.kind()).or_default() += 1;
-        self.time.row(row);
+        self.time.row(row, limits);
         let solved = row.reward.map(|reward| u64::from(solves(reward)));
         if let (Some(reward), Some(solved)) = (row.reward, solved) {
             self.reward_sampled.add(reward.into());
@@ -169,7 +169,7 @@ impl Sums {
             self.with_tokens(place, row, solved);
         }
         if *row.status == Status::Trained {
-            self.trained(row, solved, interval);
+            self.trained(row, solved, limits, interval);
         }
     }
 
@@ -184,10 +184,10 @@ impl Sums {
         logp_mean(row).inspect(|mean| self.surprising.offer(-mean, place, row));
     }
 
-    fn trained(&mut self, row: &Row<'_>, solved: Option<u64>, interval: &mut IntervalSums) {
+    fn trained(&mut self, row: &Row<'_>, solved: Option<u64>, limits: LagLimits, interval: &mut IntervalSums) {
         self.lag.add(row);
-        self.advantage.add(row);
-        self.value.add(row);
+        self.advantage.add(row, limits);
+        self.value.add(row, limits);
         extend(&mut self.steps, row.step);
         extend(&mut interval.steps, row.step);
         interval.length.add(row.tokens as f64);
@@ -377,18 +377,4 @@ impl IntervalSums {
 fn extend(range: &mut Option<(u64, u64)>, step: u64) {
     let (first, last) = range.unwrap_or((step, step));
     *range = Some((first.min(step), last.max(step)));
-}
-
-/// The bound on lag of the spec in the footer.
-pub(crate) fn bound(footer: &Footer) -> Option<u64> {
-    let mut spec: toml::Table = footer.info.spec.parse().ok()?;
-    let schedule: ScheduleSpec = spec.remove("schedule")?.try_into().ok()?;
-    Some(schedule.schedule().bound())
-}
-
-/// How many steps the run was to take, and that bound.
-fn ends(footer: &Footer) -> Option<(u64, u64)> {
-    let spec: toml::Table = footer.info.spec.parse().ok()?;
-    let steps = u64::try_from(spec.get("steps")?.as_integer()?).ok()?;
-    Some((steps, bound(footer)?))
 }

@@ -228,8 +228,6 @@ pub(super) fn readable(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::view::{Mask, Versions};
-    use tidegate_operators::record::{Status, Stop};
 
     #[test]
     fn long_texts_lose_their_middle_and_lines_are_escaped() {
@@ -243,37 +241,9 @@ mod tests {
     fn top(measures: &[f64]) -> Top {
         let mut top = Top::default();
         for (place, measure) in measures.iter().enumerate() {
-            top.offer(*measure, place, &Row { sample: place as u32, ..row() });
+            top.offer(*measure, place, &Row { sample: place as u32, ..Row::blank() });
         }
         top
-    }
-
-    fn row() -> Row<'static> {
-        Row {
-            step: 1,
-            status: &Status::Waiting,
-            group: 0,
-            sample: 0,
-            prompt_id: 0,
-            task: "",
-            size: 0,
-            prompt: "",
-            tokens: 0,
-            mask: Mask::None,
-            logp_behavior: &[],
-            logp_current: &[],
-            logp_reference: &[],
-            version: Versions::Narrow(&[]),
-            value: &[],
-            advantage: &[],
-            reward: None,
-            reward_shaped: None,
-            stop: Stop::Eos,
-            admitted_ns: 0,
-            started_ns: 0,
-            finished_ns: 0,
-            trained_ns: 0,
-        }
     }
 
     fn measures(top: &Top) -> Vec<f64> {
@@ -310,8 +280,8 @@ mod tests {
         let mut counts = PromptCounts::default();
         for id in 0..MAX_PROMPTS as u64 + 7 {
             let mut step = PromptCounts::default();
-            step.add(&Row { prompt_id: id, ..row() }, 0);
-            step.add(&Row { prompt_id: 3, ..row() }, 1);
+            step.add(&Row { prompt_id: id, ..Row::blank() }, 0);
+            step.add(&Row { prompt_id: 3, ..Row::blank() }, 1);
             counts.merge(step);
         }
         let prompts = counts.finish();

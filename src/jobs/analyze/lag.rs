@@ -1,5 +1,6 @@
 //! Lag of trained tokens, and how far off policy they are, as sums.
 
+use crate::jobs::analyze::limits::LagLimits;
 use crate::jobs::analyze::report::{Lag, LagRow, OffPolicy, PositionRow};
 use crate::kernel::ess::Ess;
 use crate::kernel::kl::{k1, k3};
@@ -81,7 +82,9 @@ struct AtLag {
 /// Sums of some steps.
 #[derive(Debug, Default)]
 pub(super) struct LagSums {
-    bound: Option<u64>,
+    limits: LagLimits,
+    /// Tokens that were chosen and left out.
+    left_out: u64,
     pub(super) all: Lags,
     broken: u64,
     by_lag: BTreeMap<i64, AtLag>,
@@ -92,19 +95,18 @@ pub(super) struct LagSums {
 }
 
 impl LagSums {
-    /// Under the bound of a file, or the last one that was said.
-    pub(super) fn new(bound: Option<u64>) -> Self {
-        LagSums { bound, ..LagSums::default() }
+    /// Under the limits of a file.
+    pub(super) fn new(limits: LagLimits) -> Self {
+        LagSums { limits, ..LagSums::default() }
     }
 
-    /// Adds a trained rollout; a token counts where `mask` says so, and where there is no mask (an older file).
+    /// Adds a trained rollout.
     pub(super) fn add(&mut self, row: &Row<'_>) {
-        let newest = row.step as i64 - 1;
+        self.left_out += self.limits.left_out(row);
         let length = row.version.len();
-        for (tokens, version) in row.mask.ranges(length).flat_map(|range| row.version.runs(range)) {
-            let lag = newest - version as i64;
+        for (tokens, lag) in self.limits.lags(row) {
             self.all.add(lag, tokens.len());
-            let above = self.bound.is_some_and(|bound| lag > bound as i64);
+            let above = self.limits.bound.is_some_and(|bound| lag > bound as i64);
             self.broken += if above || lag < 0 { tokens.len() as u64 } else { 0 };
             let mut from = tokens.start;
             while from < tokens.end {
@@ -125,7 +127,9 @@ impl LagSums {
 
     /// Adds what comes after.
     pub(super) fn merge(&mut self, other: LagSums) {
-        self.bound = other.bound.or(self.bound);
+        // The last bound that was said.
+        self.limits.bound = other.limits.bound.or(self.limits.bound);
+        self.left_out += other.left_out;
         self.all.merge(other.all);
         self.broken += other.broken;
         for (lag, at) in other.by_lag {
@@ -147,7 +151,8 @@ impl LagSums {
             lag_max: lags.max,
         };
         Lag {
-            bound: self.bound,
+            bound: self.limits.bound,
+            left_out: self.left_out,
             mean: self.all.mean.value(),
             max: self.all.max,
             broken: self.broken,

@@ -1,7 +1,7 @@
 //! What `analyze` finds: the report that `--json` prints and the text is rendered from.
 //!
-//! Unless it says otherwise a number is over trained rollouts or over their trained tokens (`mask`); `null` where there was
-//! nothing to take it over.
+//! Unless it says otherwise a number is over trained rollouts or over their trained tokens: those that `mask` names, without those
+//! that `learn.safeguard.max_lag` left out; `null` where there was nothing to take it over.
 
 use crate::jobs::shares::Shares;
 use serde::Serialize;
@@ -93,6 +93,8 @@ pub struct Lag {
     pub bound: Option<u64>,
     pub mean: Option<f64>,
     pub max: Option<i64>,
+    /// Tokens that the policy chose and `learn.safeguard.max_lag` left out: they are in no figure of trained tokens.
+    pub left_out: u64,
     /// Tokens whose lag is above the bound or below 0: there should be none.
     pub broken: u64,
     /// By lag, in at most 16 rows.
@@ -187,7 +189,10 @@ pub struct Times {
     pub waiting_forced_s: f64,
     pub waiting_any_s: f64,
     pub waiting_log_s: f64,
-    /// Steps that left the weights as they were.
+    /// Steps that left the weights as they were: their gradient was held for a later one; a safeguard paused the run; or they are neither
+    /// (nothing to train, an outlier).
+    pub held_steps: u64,
+    pub paused_steps: u64,
     pub skipped_steps: u64,
     /// Where the time of the learner and of the generators went in the steps between a run's start and its end, and what to change on this
     /// machine, where something is to be gained.

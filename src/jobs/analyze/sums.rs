@@ -1,6 +1,7 @@
 //! Sums of advantages and of times.
 
 use crate::jobs::advice::{Layout, advice};
+use crate::jobs::analyze::limits::LagLimits;
 use crate::jobs::analyze::report::{Advantages, Times};
 use crate::jobs::shares::Steady;
 use crate::kernel::mean::Mean;
@@ -17,8 +18,9 @@ pub(super) struct AdvantageSums {
 }
 
 impl AdvantageSums {
-    pub(super) fn add(&mut self, row: &Row<'_>) {
-        let trained = row.mask.ranges(row.advantage.len());
+    /// Adds a trained rollout.
+    pub(super) fn add(&mut self, row: &Row<'_>, limits: LagLimits) {
+        let trained = limits.trained(row, row.advantage.len());
         // Without a critic all of a rollout are the same.
         for same in trained.flat_map(|range| row.advantage[range].chunk_by(|a, b| a.to_bits() == b.to_bits())) {
             let (a, count) = (f64::from(same[0]), same.len() as u64);
@@ -73,6 +75,8 @@ pub(super) struct TimeSums {
     wait_forced_ns: f64,
     wait_any_ns: f64,
     wait_log_ns: f64,
+    held_steps: u64,
+    paused_steps: u64,
     skipped_steps: u64,
     steady: Steady,
     /// Text of the newest step's specification.
@@ -80,21 +84,23 @@ pub(super) struct TimeSums {
 }
 
 impl TimeSums {
-    /// A step of a run of so many steps under this bound, and the text of its specification, as far as they are known.
-    pub(super) fn metrics(&mut self, metrics: &Metrics, ends: Option<(u64, u64)>, spec: &str) {
-        let (steps, bound) = ends.unwrap_or((u64::MAX, 0));
+    /// A step under these limits, and the text of its specification.
+    pub(super) fn metrics(&mut self, metrics: &Metrics, limits: LagLimits, spec: &str) {
+        let (steps, bound) = limits.steps.zip(limits.bound).unwrap_or((u64::MAX, 0));
         self.steady.add(metrics, steps, bound);
         self.spec = Some(spec.to_owned());
         self.train_ns += metrics.train_ns as f64;
         self.wait_forced_ns += metrics.wait_forced_ns as f64;
         self.wait_any_ns += metrics.wait_any_ns as f64;
         self.wait_log_ns += metrics.wait_log_ns as f64;
-        self.skipped_steps += u64::from(metrics.skipped);
+        self.held_steps += u64::from(metrics.held);
+        self.paused_steps += u64::from(metrics.paused);
+        self.skipped_steps += u64::from(metrics.skipped && !metrics.held && !metrics.paused);
         self.last_ns = self.last_ns.max((metrics.finished_ns > 0).then_some(metrics.finished_ns));
     }
 
     /// A time of 0 was never taken.
-    pub(super) fn row(&mut self, row: &Row<'_>) {
+    pub(super) fn row(&mut self, row: &Row<'_>, limits: LagLimits) {
         let taken = |ns: i64| (ns > 0).then_some(ns);
         let admitted = taken(row.admitted_ns);
         let (started, finished, used) = (taken(row.started_ns), taken(row.finished_ns), taken(row.trained_ns));
@@ -113,7 +119,7 @@ impl TimeSums {
             self.tokens += row.tokens as u64;
         }
         if *row.status == Status::Trained {
-            self.trained_tokens += row.mask.ranges(row.tokens).map(|range| range.len() as u64).sum::<u64>();
+            self.trained_tokens += limits.trained(row, row.tokens).map(|range| range.len() as u64).sum::<u64>();
         }
     }
 
@@ -131,6 +137,8 @@ impl TimeSums {
         self.wait_forced_ns += other.wait_forced_ns;
         self.wait_any_ns += other.wait_any_ns;
         self.wait_log_ns += other.wait_log_ns;
+        self.held_steps += other.held_steps;
+        self.paused_steps += other.paused_steps;
         self.skipped_steps += other.skipped_steps;
         self.steady.merge(&other.steady);
         self.spec = other.spec.or(self.spec.take());
@@ -155,6 +163,8 @@ impl TimeSums {
             waiting_forced_s: self.wait_forced_ns / 1e9,
             waiting_any_s: self.wait_any_ns / 1e9,
             waiting_log_s: self.wait_log_ns / 1e9,
+            held_steps: self.held_steps,
+            paused_steps: self.paused_steps,
             skipped_steps: self.skipped_steps,
             advice: balance.zip(layout).and_then(|(shares, layout)| advice(&shares, &layout)),
             balance,

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::jobs::Output;
 use crate::jobs::analyze::report::{Files, Size};
-use crate::jobs::analyze::{Options, RunReport, SkipBad, analyze, report, report_beside};
+use crate::jobs::analyze::{Options, RunReport, SkipBad, analyze, report, report_beside, told};
 use crate::store::layout::LogFile;
 use crate::store::{FooterInfo, Limits, ParquetLog, RunFolder, compact};
 use std::collections::BTreeMap;
@@ -57,9 +57,14 @@ fn metrics(step: u64) -> Option<Metrics> {
 
 /// Two steps and a tail under a bound of 1: all kinds of rows, in numbers that a person can add up.
 fn run() -> (TempDir, RunFolder) {
+    run_with("")
+}
+
+/// With more in its specification.
+fn run_with(more: &str) -> (TempDir, RunFolder) {
     let dir = tempfile::tempdir().unwrap();
     let folder = RunFolder::create(dir.path().join("run")).unwrap();
-    let spec = "seed = 1\n[schedule]\nkind = \"pipeline\"\nmax_lag = 1\n".to_owned();
+    let spec = "seed = 1\n[schedule]\nkind = \"pipeline\"\nmax_lag = 1\n".to_owned() + more;
     let mut log = ParquetLog::new(folder.clone(), FooterInfo { spec, ..FooterInfo::default() });
     let first = vec![
         trained(rollout(1, (0, 0), (10, "short"), &[0, 0]), 1.0, &[0.5; 2]),
@@ -173,6 +178,31 @@ fn lag_and_distance() {
     let lags: Vec<_> = r.lag.by_position.iter().map(|row| row.lag_max).collect();
     assert_eq!(lags, [Some(1), None, Some(1), None, None, Some(0), None, None, None, None]);
     close(r.lag.by_position[0].lag_mean, 1.0 / 3.0);
+}
+
+/// With a limit of 0 the two tokens of lag 1 were left out. Catches a figure that counts them: lag, distance, advantages, tokens a
+/// second; and steps without an update that are not told apart.
+#[test]
+fn what_safeguards_left_out_was_not_trained() {
+    let (_dir, folder) = run_with("[learn.safeguard]\nmax_lag = 0\n");
+    let r = report_of(&folder, SkipBad::No);
+    assert_eq!((r.lag.left_out, r.lag.mean, r.lag.max, r.lag.by_lag.len()), (2, Some(0.0), Some(0), 1));
+    assert_eq!((r.off_policy.tokens, r.off_policy.ess, r.off_policy.k3), (5, Some(1.0), Some(0.0)));
+    assert_eq!((r.advantage.tokens, r.advantage.zero, r.time.trained_tokens_per_s), (5, Some(0.0), Some(0.5)));
+    assert_eq!((r.over_steps[1].lag_mean, r.over_steps[1].ess), (Some(0.0), Some(1.0)));
+    assert_eq!((r.statuses["trained"], r.time.sampled_tokens_per_s), (3, Some(1.2)), "what was sampled was sampled");
+
+    let mut log = ParquetLog::new(folder.clone(), FooterInfo::default());
+    for (step, held, paused) in [(3, true, false), (4, false, true), (5, false, false), (6, false, false)] {
+        let metrics = metrics(step).map(|metrics| Metrics { skipped: step < 6, held, paused, ..metrics });
+        log.seal(SealedStep { step, rollouts: vec![], metrics }).unwrap();
+    }
+    let text = told(&report(&[folder.path().to_owned()], SkipBad::No).unwrap(), Output::Text).unwrap();
+    let without =
+        "steps that left the weights as they were: 1 held their gradient for a later one; 1 paused for a low ESS; 1 skipped";
+    for part in ["2 tokens (28.6%) left out by learn.safeguard.max_lag", without] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]

@@ -120,6 +120,14 @@ fn lag(page: &mut Page, lag: &Lag, off: &OffPolicy) {
     page.head("lag of trained tokens, steps");
     let bound = lag.bound.map_or("unknown (no spec in the files)".to_owned(), |bound| bound.to_string());
     page.line(format_args!("  mean {}, max {}, bound {bound}", number(lag.mean), whole(lag.max)));
+    if lag.left_out > 0 {
+        let trained: u64 = lag.by_lag.iter().map(|row| row.tokens).sum();
+        let share = percent(Some(lag.left_out as f64 / (trained + lag.left_out) as f64));
+        page.line(format_args!(
+            "  {} tokens ({share}) left out by learn.safeguard.max_lag: in no figure here",
+            lag.left_out
+        ));
+    }
     if lag.broken > 0 {
         page.line(format_args!("  BROKEN: {} tokens have a lag above the bound or below 0", lag.broken));
     }
@@ -178,14 +186,21 @@ fn times(page: &mut Page, t: &Times) {
         number(t.ready_s)
     ));
     page.line(format_args!(
-        "  the learner trains {} s, waits {} s for groups that the lag bound forces, {} s for any and {} s for the log; {} steps \
-         left the weights as they were",
+        "  the learner trains {} s, waits {} s for groups that the lag bound forces, {} s for any and {} s for the log",
         number(Some(t.training_s)),
         number(Some(t.waiting_forced_s)),
         number(Some(t.waiting_any_s)),
         number(Some(t.waiting_log_s)),
-        t.skipped_steps
     ));
+    let without = [
+        (t.held_steps, "held their gradient for a later one"),
+        (t.paused_steps, "paused for a low ESS"),
+        (t.skipped_steps, "skipped: an outlier, or nothing to train"),
+    ];
+    let told: Vec<String> = without.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{n} {why}")).collect();
+    if !told.is_empty() {
+        page.line(format_args!("  steps that left the weights as they were: {}", told.join("; ")));
+    }
     if let Some(idle) = t.balance.and_then(|shares| shares.idle) {
         let shares = t.balance.unwrap_or_default();
         page.line(format_args!(

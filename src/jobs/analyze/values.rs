@@ -1,5 +1,6 @@
 //! A critic's values against what came of them, as sums: a fine histogram that grows no further than a few hundred bins.
 
+use crate::jobs::analyze::limits::LagLimits;
 use crate::jobs::analyze::report::{Values, ValuesRow};
 use crate::kernel::critic::Explained;
 use crate::kernel::mean::Mean;
@@ -43,11 +44,12 @@ impl Default for ValueSums {
 }
 
 impl ValueSums {
-    /// Adds a trained rollout: each token that the policy chose and that has a value, against the reward that was used. Numbers that are
+    /// Adds a trained rollout: each trained token that has a value, against the reward that was used. Numbers that are
     /// not finite are not counted.
-    pub(super) fn add(&mut self, row: &Row<'_>) {
+    pub(super) fn add(&mut self, row: &Row<'_>, limits: LagLimits) {
         let Some(reward) = row.reward_shaped.or(row.reward).filter(|reward| reward.is_finite()) else { return };
-        for value in row.mask.ranges(row.value.len()).flat_map(|range| &row.value[range]).filter(|value| value.is_finite()) {
+        let trained = limits.trained(row, row.value.len()).flat_map(|range| &row.value[range]);
+        for value in trained.filter(|value| value.is_finite()) {
             let (value, of_reward) = (f64::from(*value), f64::from(reward));
             self.explained.add(value, of_reward);
             let place = (value * (-f64::from(self.width)).exp2()).floor();
@@ -111,35 +113,10 @@ impl ValueSums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::view::{Mask, Versions};
-    use tidegate_operators::record::{Status, Stop};
+    use crate::store::view::Mask;
 
-    fn row<'a>(value: &'a [f32], reward: Option<f32>, shaped: Option<f32>) -> Row<'a> {
-        Row {
-            step: 1,
-            status: &Status::Trained,
-            group: 0,
-            sample: 0,
-            prompt_id: 0,
-            task: "",
-            size: 0,
-            prompt: "",
-            tokens: value.len(),
-            mask: Mask::All(value.len()),
-            logp_behavior: &[],
-            logp_current: &[],
-            logp_reference: &[],
-            version: Versions::Narrow(&[]),
-            value,
-            advantage: &[],
-            reward,
-            reward_shaped: shaped,
-            stop: Stop::Eos,
-            admitted_ns: 0,
-            started_ns: 0,
-            finished_ns: 0,
-            trained_ns: 0,
-        }
+    fn row<'a>(value: &'a [f32], reward: Option<f32>, reward_shaped: Option<f32>) -> Row<'a> {
+        Row { tokens: value.len(), mask: Mask::All(value.len()), value, reward, reward_shaped, ..Row::blank() }
     }
 
     /// Catches a table by reward, a row that mixes values, the reward as given where it was shaped, and a NaN that is counted.
@@ -150,9 +127,9 @@ mod tests {
         for i in 0..20u8 {
             let value = f32::from(i) * 0.1;
             let reward = f32::from(u8::from(i >= 10 || i.is_multiple_of(2)));
-            sums.add(&row(&[value, f32::NAN], Some(9.0), Some(reward)));
+            sums.add(&row(&[value, f32::NAN], Some(9.0), Some(reward)), LagLimits::default());
         }
-        sums.add(&row(&[5.0], None, None));
+        sums.add(&row(&[5.0], None, None), LagLimits::default());
         let found = sums.finish().unwrap();
         assert_eq!((found.tokens, found.by_value.len()), (20, 10));
         for (i, row) in found.by_value.iter().enumerate() {
@@ -171,7 +148,7 @@ mod tests {
         for step in 0..30i32 {
             let mut sums = ValueSums::default();
             let values: Vec<f32> = (-200..200).map(|i| (i * (step + 1)) as f32 * 0.37).collect();
-            sums.add(&row(&values, Some(0.5), None));
+            sums.add(&row(&values, Some(0.5), None), LagLimits::default());
             assert!(sums.bins.len() <= BINS);
             all.merge(sums);
             assert!(all.bins.len() <= BINS);

@@ -3,11 +3,11 @@
 use crate::error::{Error, Result};
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Figures, Outcome, Row, curve, rounded_seconds};
+use crate::jobs::outcome::Answers;
 use crate::jobs::signals::Interrupt;
 use crate::store::{self, RunFolder};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -29,32 +29,6 @@ struct Printed {
     figures: Figures,
     before: Option<Answers>,
     after: Option<Answers>,
-}
-
-#[derive(Deserialize)]
-struct Answers {
-    sampled: Evaluation,
-    greedy: Evaluation,
-}
-
-#[derive(Deserialize)]
-struct Evaluation {
-    tasks: BTreeMap<String, Solved>,
-}
-
-#[derive(Deserialize)]
-struct Solved {
-    prompts: u64,
-    solved: u64,
-    unscored: u64,
-}
-
-impl Evaluation {
-    fn rate(&self) -> Option<f64> {
-        let scored: u64 = self.tasks.values().map(|task| task.prompts - task.unscored).sum();
-        let solved: u64 = self.tasks.values().map(|task| task.solved).sum();
-        (scored > 0).then(|| solved as f64 / scored as f64)
-    }
 }
 
 /// Runs a cell into `folder`, which is made anew: what a cell that was interrupted left there is removed. Its stderr goes to the file
@@ -87,7 +61,13 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
     } else {
         Outcome::Failed { exit, error: last_words(&log) }
     };
-    Ok(Row {
+    let first_s = view.ok().and_then(|folder| first_s(&folder));
+    Ok(Row { first_s, curve: curve(&metrics), ..row(cell, started, outcome) })
+}
+
+/// What a cell came to on this machine, by this program; its work began at `started`.
+pub fn row(cell: &Cell, started: Instant, outcome: Outcome) -> Row {
+    Row {
         at: cell.at.clone(),
         added: cell.added.clone(),
         seed: cell.seed,
@@ -96,9 +76,9 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
         machine: machine(),
         seconds: rounded_seconds(started.elapsed()),
         outcome,
-        first_s: view.ok().and_then(|folder| first_s(&folder)),
-        curve: curve(&metrics),
-    })
+        first_s: None,
+        curve: Vec::new(),
+    }
 }
 
 /// Removes the run that a cell left there. What is no run is not the experiment's, and stays.
@@ -116,11 +96,11 @@ fn clear(folder: &Path) -> Result<()> {
 
 fn figures(printed: &str) -> Result<Figures, serde_json::Error> {
     let Printed { figures, before, after } = serde_json::from_str(printed)?;
-    let sampled = |answers: &Option<Answers>| answers.as_ref().and_then(|answers| answers.sampled.rate());
+    let sampled = |answers: &Option<Answers>| answers.as_ref().and_then(|answers| answers.sampled.total().rate());
     Ok(Figures {
         success_before: sampled(&before),
         success: sampled(&after),
-        success_greedy: after.as_ref().and_then(|answers| answers.greedy.rate()),
+        success_greedy: after.as_ref().and_then(|answers| answers.greedy.total().rate()),
         ..figures
     })
 }

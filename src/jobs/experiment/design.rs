@@ -85,7 +85,11 @@ impl Design {
     /// # Errors
     /// A base that cannot be read; a cell that no run could be.
     pub fn all(&self) -> Result<Vec<Cell>> {
-        let cells = self.cells(&text_of(&self.base)?);
+        let text = text_of(&self.base).map_err(|error| match error {
+            Error::Config { value, reason, .. } => Error::config("base", value, reason),
+            other => other,
+        })?;
+        let cells = self.cells(&text);
         for cell in cells.iter().filter(|cell| Some(&cell.seed) == self.seeds.first()) {
             let spec = Spec::load(&self.base, &cell.sets);
             spec.and_then(|spec| self.kl.fits(&spec)).map_err(|error| match error {

@@ -1,10 +1,12 @@
 //! `experiment`: runs the cells that have no result yet, and prints what all of them came to.
 
+use crate::durable::check_place;
 use crate::error::{Error, Result};
+use crate::jobs::emulation::Throughput;
 use crate::jobs::experiment::cell::run;
 use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
-use crate::jobs::experiment::table::{Form, table};
+use crate::jobs::experiment::table::{Form, lines};
 use crate::jobs::experiment::{kl, speed_up};
 use crate::jobs::report::write_experiment;
 use crate::jobs::{print, say, signals};
@@ -62,7 +64,9 @@ pub fn experiment(options: &Options) -> Result<()> {
     design.vary(&options.sets)?;
     let cells = chosen(&design, design.all()?, &options.only)?;
     apart(&design, &cells)?;
-    let _alone = alone(&path)?;
+    // Results are whole at every moment: who only looks at them may.
+    let _alone = (options.work != Work::Nothing).then(|| alone(&path)).transpose()?;
+    options.html.as_deref().map_or(Ok(()), check_place)?;
     let mut results = Results::open(&options.results.clone().unwrap_or_else(|| path.with_extension("jsonl")))?;
     let open: Vec<&Cell> = match options.work {
         Work::Missing => cells.iter().filter(|cell| results.of(cell).is_none()).collect(),
@@ -72,7 +76,13 @@ pub fn experiment(options: &Options) -> Result<()> {
     if !design.about.is_empty() {
         say(format_args!("about     {}", design.about.trim()));
     }
-    say(format_args!("cells     {} of {} to run", open.len(), cells.len()));
+    match options.work {
+        Work::Nothing => {
+            let with = cells.iter().filter(|cell| results.of(cell).is_some()).count();
+            say(format_args!("cells     {}, of which {with} have a result in {}", cells.len(), results.path().display()));
+        }
+        Work::Missing | Work::Again => say(format_args!("cells     {} of {} to run", open.len(), cells.len())),
+    }
     let stem = path.file_stem().unwrap_or_default();
     let runs = options.output.clone().unwrap_or_else(|| Path::new("runs/experiments").join(stem));
     if !open.is_empty() {
@@ -93,14 +103,15 @@ pub fn experiment(options: &Options) -> Result<()> {
     if let Some(file) = &options.html {
         write_experiment(&stem.to_string_lossy(), &design, &cells, &results, file)?;
     }
-    print(match design.kl.is_on() {
-        true => kl::table::table(&design, &cells, &results, options.form),
-        false => table(&design, &cells, &results, options.form),
-    })?;
+    let lines = match design.kl.is_on() {
+        true => kl::table::lines(&design, &cells, &results),
+        false => lines(&design, &cells, &results),
+    };
+    print(lines.framed(options.form))?;
     if design.speed_up == SpeedUp::default() {
         return Ok(());
     }
-    print(format_args!("\n{}", speed_up::table(&design, &cells, &results, options.form)))
+    print(format_args!("\n{}", speed_up::lines(&design, &cells, &results).framed(options.form)))
 }
 
 /// Holds an experiment's file as long as its cells run: two at once would take each other's results, and each other's runs.
@@ -193,8 +204,10 @@ fn told(row: &Row) -> String {
     match &row.outcome {
         Outcome::Failed { exit, error } => format!("failed with exit code {exit} after {:.0} s: {error}", row.seconds),
         Outcome::Done(Figures { emulation: Some(of), .. }) => {
-            let said = of.formula.map_or(f64::NAN, |formula| of.measured.tokens / formula.tokens);
-            format!("{:.3} tokens a flash, {:.1} % of the formulas', {:.0} s", of.measured.tokens, 100.0 * said, row.seconds)
+            let share =
+                |formula: Throughput| format!(", {:.1} % of the formulas'", 100.0 * of.measured.tokens / formula.tokens);
+            let said = of.formula.map_or_else(String::new, share);
+            format!("{:.3} tokens a flash{said}, {:.0} s", of.measured.tokens, row.seconds)
         }
         Outcome::Done(figures) => {
             let percent = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1} %", 100.0 * rate));
@@ -203,9 +216,9 @@ fn told(row: &Row) -> String {
             format!("success {success} sampled, {greedy} greedy, mean lag {lag}, {:.0} s", row.seconds)
         }
         Outcome::Measured(divergence) => {
-            let error = divergence.standard_error.unwrap_or(f64::NAN);
+            let error = divergence.standard_error.map_or_else(String::new, |error| format!(" ± {error:.1e}"));
             let (kl, tokens) = (divergence.kl, divergence.tokens);
-            format!("KL {kl:.2e} ± {error:.1e} nats over {tokens} tokens, {:.0} s", row.seconds)
+            format!("KL {kl:.2e}{error} nats over {tokens} tokens, {:.0} s", row.seconds)
         }
     }
 }

@@ -15,12 +15,26 @@ pub struct Reached {
     pub rollouts: f64,
 }
 
-/// Where a run's reward first got to `reward`: where the line between the running means of two points, each over the rollouts of the
-/// [`WINDOW`] last points, crosses it. A mean stands at the end of its window, so that nothing is told to be reached before it was seen.
-/// Points without a reward are passed over. None where it never did.
+/// The mean reward of some rollouts that were trained one after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trained {
+    /// From the first admission until they were trained, seconds.
+    pub seconds: Option<f64>,
+    /// How many were trained by then, and how many of them these are.
+    pub until: f64,
+    pub rollouts: u64,
+    pub reward: f64,
+}
+
+/// Where a run's reward first got to `reward`, by its curve. Points without a reward are passed over.
 pub fn reached(row: &Row, reward: f64) -> Option<Reached> {
-    let told: Vec<(&Point, f64, u64)> = weighed(&row.curve).collect();
-    let means: Vec<(&Point, f64)> = told.windows(WINDOW).filter_map(running).collect();
+    first(&trained(row), WINDOW, reward)
+}
+
+/// Where the line between the running means of two points, each over the rollouts of the last `window` points, first crosses `reward`. A
+/// mean stands at the end of its window, so that nothing is told to be reached before it was seen. None where it never does.
+pub fn first(points: &[Trained], window: usize, reward: f64) -> Option<Reached> {
+    let means = running(points, window);
     let place = means.iter().position(|(_, mean)| *mean >= reward)?;
     let (point, mean) = means[place];
     // At once: at the end of the first window.
@@ -29,36 +43,38 @@ pub fn reached(row: &Row, reward: f64) -> Option<Reached> {
         None => (point, 1.0),
     };
     let between = |from: f64, to: f64| from + share * (to - from);
-    Some(Reached {
-        seconds: row.first_s.map(|first| first + between(before.seconds, point.seconds)),
-        rollouts: between(before.rollouts as f64, point.rollouts as f64),
-    })
+    let seconds = before.seconds.zip(point.seconds).map(|(from, to)| between(from, to));
+    Some(Reached { seconds, rollouts: between(before.until, point.until) })
 }
 
-/// The last point of a window, and the mean over its rollouts.
-fn running<'a>(window: &[(&'a Point, f64, u64)]) -> Option<(&'a Point, f64)> {
-    let mut mean = Mean::default();
-    window.iter().for_each(|(_, reward, rollouts)| mean.add_times(*reward, *rollouts));
-    Some((window.last()?.0, mean.value()?))
+/// The last point of each window, and the mean over the window's rollouts.
+pub fn running(points: &[Trained], window: usize) -> Vec<(Trained, f64)> {
+    let of = |window: &[Trained]| {
+        let mut mean = Mean::default();
+        window.iter().for_each(|point| mean.add_times(point.reward, point.rollouts));
+        Some((*window.last()?, mean.value()?))
+    };
+    points.windows(window.max(1)).filter_map(of).collect()
 }
 
-/// Points that have a reward, with it and how many rollouts it is of.
-fn weighed(curve: &[Point]) -> impl Iterator<Item = (&Point, f64, u64)> {
+fn trained(row: &Row) -> Vec<Trained> {
     let mut before = 0;
-    curve.iter().filter_map(move |point| {
+    let of = |point: &Point| {
         let rollouts = point.rollouts.saturating_sub(before);
         before = point.rollouts;
-        point.reward.map(|reward| (point, reward, rollouts))
-    })
+        let seconds = row.first_s.map(|first| first + point.seconds);
+        point.reward.map(|reward| Trained { seconds, until: point.rollouts as f64, rollouts, reward })
+    };
+    row.curve.iter().filter_map(of).collect()
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::jobs::experiment::results::{Figures, Outcome};
 
     /// A run with these points: `(seconds, rollouts until here, reward)`.
-    pub(in crate::jobs::experiment) fn row(first_s: Option<f64>, points: &[(f64, u64, Option<f64>)]) -> Row {
+    pub(crate) fn row(first_s: Option<f64>, points: &[(f64, u64, Option<f64>)]) -> Row {
         let point =
             |&(seconds, rollouts, reward): &(f64, u64, Option<f64>)| Point { seconds, rollouts, reward, ..Point::default() };
         Row {

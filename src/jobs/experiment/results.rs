@@ -181,6 +181,11 @@ impl Results {
         Ok(Results { path: path.to_owned(), rows: lines.map(row).collect::<Result<_>>()? })
     }
 
+    /// Where they are kept.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// A cell's result, where there is one of its settings.
     pub fn of(&self, cell: &Cell) -> Option<&Row> {
         self.rows.iter().find(|row| row.at == cell.at && row.settings == cell.settings)

@@ -2,8 +2,7 @@
 
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Figures, Outcome, Results};
-use crate::jobs::experiment::table::{Form, framed, mean_and_deviation};
-use comfy_table::Table;
+use crate::jobs::experiment::table::{Lines, mean_and_deviation, settings};
 
 /// Throughput of a run, by who says so.
 type Says = fn(&Figures) -> Option<f64>;
@@ -15,17 +14,37 @@ const COLUMNS: [(&str, Says); 3] = [
     ("simulation", |f| f.emulation.as_ref()?.simulated.map(|of| of.tokens)),
 ];
 
-/// A row for each setting of the other axes, in their order: means and sample deviations over seeds of which both runs are done.
-pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
+/// What the first value has over the second, of one setting of the other axes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ratios {
+    /// The others' values.
+    pub at: Vec<String>,
+    /// Seeds of which both runs are done.
+    pub runs: usize,
+    /// A ratio a seed, by who says so: measured, formulas, simulation.
+    pub of: [Vec<f64>; 3],
+}
+
+/// A row for each setting of the other axes, in their order: means and sample deviations.
+pub fn lines(design: &Design, cells: &[Cell], results: &Results) -> Lines {
+    let own = &design.speed_up.axis;
+    let others = design.axis.iter().map(|axis| axis.name.clone()).filter(|name| name != own);
+    let heads = others.chain(["runs".to_owned()]).chain(COLUMNS.iter().map(|(name, _)| (*name).to_owned()));
+    let line = |Ratios { mut at, runs, of }: Ratios| {
+        at.push(runs.to_string());
+        at.extend(of.iter().map(|ratios| told(ratios)));
+        at
+    };
+    let rows = ratios(design, cells, results).into_iter().map(line).collect();
+    Lines { header: heads.collect(), rows, words: design.axis.len().saturating_sub(1) }
+}
+
+/// The ratios of each setting of the other axes, in their order.
+pub fn ratios(design: &Design, cells: &[Cell], results: &Results) -> Vec<Ratios> {
     let speed_up = &design.speed_up;
     let place = design.axis.iter().position(|axis| axis.name == speed_up.axis).unwrap_or(design.axis.len());
-    let names = design.axis.iter().map(|axis| axis.name.clone());
-    let others = names.enumerate().filter(|(i, _)| *i != place).map(|(_, name)| name);
-    let heads = others.chain(["runs".to_owned()]).chain(COLUMNS.iter().map(|(name, _)| (*name).to_owned()));
-    let mut table = framed(heads.collect(), design.axis.len().saturating_sub(1), form);
     let is = |cell: &Cell, value: &str| cell.at.get(place).is_some_and(|at| at == value);
-    let first = |cell: &&Cell| Some(&cell.seed) == design.seeds.first() && is(cell, &speed_up.over);
-    for setting in cells.iter().filter(first) {
+    let of_setting = |setting: &Cell| {
         let with = |value: &str| {
             let mut at = setting.at.clone();
             at.iter_mut().skip(place).take(1).for_each(|own| value.clone_into(own));
@@ -40,16 +59,11 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
             }
         };
         let pairs: Vec<_> = design.seeds.iter().filter_map(|&seed| run(&of, seed).zip(run(&over, seed))).collect();
-        let mut line: Vec<String> =
-            setting.at.iter().enumerate().filter(|(i, _)| *i != place).map(|(_, name)| name.clone()).collect();
-        line.push(pairs.len().to_string());
-        line.extend(COLUMNS.iter().map(|(_, says)| {
-            let ratios: Vec<f64> = pairs.iter().filter_map(|(of, over)| Some(says(of)? / says(over)?)).collect();
-            told(&ratios)
-        }));
-        table.add_row(line);
-    }
-    table
+        let ratio = |(_, says): &(&str, Says)| pairs.iter().filter_map(|(of, over)| Some(says(of)? / says(over)?)).collect();
+        let others = setting.at.iter().enumerate().filter(|(i, _)| *i != place).map(|(_, name)| name.clone());
+        Ratios { at: others.collect(), runs: pairs.len(), of: COLUMNS.each_ref().map(ratio) }
+    };
+    settings(design, cells).filter(|cell| is(cell, &speed_up.over)).map(of_setting).collect()
 }
 
 fn told(ratios: &[f64]) -> String {

@@ -1,10 +1,11 @@
 //! What an experiment came to: a row for each setting, means and deviations over its seeds.
 
-use crate::jobs::emulation::{Emulation, Figures as Said};
+use crate::jobs::emulation::{Emulation, Throughput};
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::reached::reached;
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
 use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
 
 /// A column: its name, what it takes of a run, and how it is written.
 struct Column {
@@ -55,7 +56,7 @@ fn emulated(figures: &Figures, of: fn(&Emulation) -> f64) -> Option<f64> {
 }
 
 /// What is measured over what is said.
-fn share(figures: &Figures, said: fn(&Emulation) -> Option<Said>) -> Option<f64> {
+fn share(figures: &Figures, said: fn(&Emulation) -> Option<Throughput>) -> Option<f64> {
     let emulation = figures.emulation.as_deref()?;
     said(emulation).map(|said| emulation.measured.tokens / said.tokens)
 }
@@ -67,14 +68,47 @@ pub enum Form {
     Markdown,
 }
 
+/// A table, not yet written.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Lines {
+    pub header: Vec<String>,
+    pub rows: Vec<Vec<String>>,
+    /// So many columns are words, the others numbers.
+    pub words: usize,
+}
+
+impl Lines {
+    pub fn framed(self, form: Form) -> Table {
+        let mut table = Table::new();
+        table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
+        table.set_header(self.header).add_rows(self.rows);
+        for column in table.column_iter_mut().skip(self.words) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+}
+
 /// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more. For each
 /// reward that a design has to reach there are three more columns: how many runs reached it, and when those did.
-pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
-    let mut table = framed(header(design, cells, results), design.axis.len(), form);
-    for (at, row) in rows(design, cells, results) {
-        table.add_row(at.into_iter().chain(row));
-    }
-    table
+pub fn lines(design: &Design, cells: &[Cell], results: &Results) -> Lines {
+    let rows = settings(design, cells).map(|setting| {
+        let rows: Vec<&Row> =
+            cells.iter().filter(|cell| cell.at == setting.at).filter_map(|cell| results.of(cell)).collect();
+        let done: Vec<&Figures> = rows.iter().filter_map(|row| figures(row)).collect();
+        let mut line = setting.at.clone();
+        line.extend([rows.len().to_string(), (rows.len() - done.len()).to_string()]);
+        line.extend(columns(cells, results).iter().map(|column| told(column, &done)));
+        line.extend(design.reach.iter().flat_map(|reward| when(&rows, *reward)));
+        line
+    });
+    Lines { header: header(design, cells, results), rows: rows.collect(), words: design.axes().len() }
+}
+
+/// One cell of each setting, in the order of the axes.
+pub fn settings<'a>(design: &Design, cells: &'a [Cell]) -> impl Iterator<Item = &'a Cell> + use<'a> {
+    let first = design.seeds.first().copied();
+    cells.iter().filter(move |cell| Some(cell.seed) == first)
 }
 
 /// The columns of figures: those of emulated accelerators where a run has some.
@@ -84,36 +118,11 @@ fn columns(cells: &[Cell], results: &Results) -> &'static [Column] {
 }
 
 /// The names of the table's columns: the axes, then the figures.
-pub fn header(design: &Design, cells: &[Cell], results: &Results) -> Vec<String> {
+fn header(design: &Design, cells: &[Cell], results: &Results) -> Vec<String> {
     let axes = design.axes().into_iter().map(|axis| axis.name);
     let names = ["runs", "failed"].into_iter().chain(columns(cells, results).iter().map(|column| column.name));
     let reach = design.reach.iter().flat_map(|r| [format!("reached {r}"), format!("s to {r}"), format!("rollouts to {r}")]);
     axes.chain(names.map(str::to_owned)).chain(reach).collect()
-}
-
-/// The settings, in the order of the axes, each with what stands behind it in the table.
-pub fn rows(design: &Design, cells: &[Cell], results: &Results) -> Vec<(Vec<String>, Vec<String>)> {
-    let row = |setting: &Cell| {
-        let rows: Vec<&Row> =
-            cells.iter().filter(|cell| cell.at == setting.at).filter_map(|cell| results.of(cell)).collect();
-        let done: Vec<&Figures> = rows.iter().filter_map(|row| figures(row)).collect();
-        let mut line = vec![rows.len().to_string(), (rows.len() - done.len()).to_string()];
-        line.extend(columns(cells, results).iter().map(|column| told(column, &done)));
-        line.extend(design.reach.iter().flat_map(|reward| when(&rows, *reward)));
-        (setting.at.clone(), line)
-    };
-    cells.iter().filter(|cell| Some(&cell.seed) == design.seeds.first()).map(row).collect()
-}
-
-/// An empty table; its first `left` columns are words, the others numbers.
-pub(super) fn framed(heads: Vec<String>, left: usize, form: Form) -> Table {
-    let mut table = Table::new();
-    table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
-    table.set_header(heads);
-    for column in table.column_iter_mut().skip(left) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 fn figures(row: &Row) -> Option<&Figures> {
@@ -198,7 +207,7 @@ mod tests {
         results.keep(rising(0.1)).unwrap();
         let cell = Cell { at: Vec::new(), added: Vec::new(), seed: 1, sets: Vec::new(), settings: String::new() };
         let design = Design { seeds: vec![1], reach: vec![0.35], ..Design::default() };
-        let text = table(&design, &[cell], &results, Form::Markdown).to_string();
+        let text = lines(&design, &[cell], &results).framed(Form::Markdown).to_string();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
         let last = |line: usize| lines[line][lines[line].len() - 4..lines[line].len() - 1].to_vec();
         assert_eq!(last(0), ["reached 0.35", "s to 0.35", "rollouts to 0.35"]);

@@ -7,14 +7,17 @@ pub mod simulation;
 
 pub use crate::kernel::capacity::Speed;
 pub use crate::spec::Responses;
-pub use curves::Curve;
+pub use curves::{Curve, Grid, Point};
+pub use report::{LayoutReport, Report};
 
+use crate::durable::check_place;
 use crate::error::{Error, Result};
+use crate::jobs::report::write_plan;
 use crate::jobs::{Output, print};
 use crate::kernel::capacity::Job;
 use crate::kernel::lengths::Lengths;
 use crate::spec::check_speed;
-use report::Report;
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// What to plan for.
@@ -29,9 +32,31 @@ pub struct Options {
     pub calibrate: Option<PathBuf>,
     pub device: String,
     /// Also plays the layouts through, event by event.
-    pub simulate: bool,
+    pub simulate: Option<Delays>,
     pub curves: Vec<Curve>,
+    /// Where a page with all curves goes.
+    pub html: Option<PathBuf>,
     pub output: Output,
+}
+
+/// What the formulas leave out and the simulation has, in the unit of the speed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Delays {
+    /// Rollouts of a group.
+    pub group_size: usize,
+    /// How long new weights hold a generator up.
+    pub transfer: f64,
+    /// From a rollout's last token to its reward.
+    pub reward: f64,
+    /// The learners' pause for a checkpoint, and after how many steps each; 0 steps: none.
+    pub checkpoint: f64,
+    pub checkpoint_steps: u64,
+}
+
+impl Default for Delays {
+    fn default() -> Self {
+        Delays { group_size: 1, transfer: 0.0, reward: 0.0, checkpoint: 0.0, checkpoint_steps: 0 }
+    }
 }
 
 /// What responses come to, those of a run as it sampled them. `key` is where they were asked for.
@@ -49,6 +74,8 @@ pub fn lengths_of(key: &str, responses: &Responses) -> Result<Lengths> {
     made.ok_or_else(|| Error::config(key, responses, "there is no response of a token or more"))
 }
 
+/// Rollouts that a simulation plays through: a minute, and a gigabyte.
+const MOST_PLAYED: u64 = 20_000_000;
 /// Beyond this a number of steps means nothing.
 const MOST_LAG: u64 = 10_000;
 
@@ -58,6 +85,7 @@ const MOST_LAG: u64 = 10_000;
 /// Numbers that no layout can have; a run or a model that cannot be read.
 pub fn plan(options: &Options) -> Result<()> {
     check(options)?;
+    options.html.as_deref().map_or(Ok(()), check_place)?;
     let lengths = lengths_of("--lengths", &options.lengths)?;
     let (speed, measured) = match &options.calibrate {
         Some(model) => {
@@ -67,7 +95,10 @@ pub fn plan(options: &Options) -> Result<()> {
         None => (options.speed, None),
     };
     let job = Job { accelerators: options.accelerators, batch_size: options.batch_size, lengths, speed };
-    let report = Report::new(options, &job, measured);
+    let report = Report::new(options, &job, measured)?;
+    if let Some(file) = &options.html {
+        write_plan(&report, &job, file)?;
+    }
     match options.output {
         Output::Json => print(serde_json::to_string_pretty(&report).map_err(|e| Error::engine("the plan as JSON", e))?),
         Output::Text => print(&report),
@@ -87,6 +118,23 @@ fn check(options: &Options) -> Result<()> {
     ] {
         if !(least..=most).contains(&value) {
             return Err(Error::config(flag, value, format!("from {least} to {most}")));
+        }
+    }
+    let Some(delays) = &options.simulate else { return Ok(()) };
+    let played = options.batch_size as u64 * report::steps(options.max_lag, 1);
+    if played > MOST_PLAYED {
+        let why =
+            format!("{played} rollouts would be played through, at most {MOST_PLAYED}: a smaller --batch-size or --max-lag");
+        return Err(Error::config("--simulate", "true", why));
+    }
+    if delays.group_size == 0 || !options.batch_size.is_multiple_of(delays.group_size) {
+        let why = format!("a divisor of --batch-size = {}", options.batch_size);
+        return Err(Error::config("--group-size", delays.group_size, why));
+    }
+    for (flag, value) in [("--transfer", delays.transfer), ("--reward", delays.reward), ("--checkpoint", delays.checkpoint)]
+    {
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(Error::config(flag, value, "a time from 0 up"));
         }
     }
     Ok(())

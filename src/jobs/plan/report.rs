@@ -1,9 +1,10 @@
 //! A plan for a person, and for a program.
 
-use crate::jobs::plan::Options;
-use crate::jobs::plan::curves::{Curve, Point};
+use crate::error::{Error, Result};
+use crate::jobs::plan::curves::{Curve, Grid, Point};
 use crate::jobs::plan::measured::Measured;
 use crate::jobs::plan::simulation::{Scene, Simulated, simulate};
+use crate::jobs::plan::{Delays, Options};
 use crate::kernel::capacity::{Job, Rate, Speed, Split};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -24,6 +25,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
     pub max_lag: u64,
+    /// What was simulated beside what the formulas know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<Delays>,
     /// None where no split keeps the bound.
     pub pipeline: Option<LayoutReport>,
     /// Of the same largest lag.
@@ -53,7 +57,7 @@ pub struct SpeedReport {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct LayoutReport {
     pub generators: usize,
-    pub trainers: usize,
+    pub learners: usize,
     pub slots: usize,
     /// Steps of a phase, by turns.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +74,7 @@ pub struct SimulatedReport {
     pub tokens: f64,
     pub max_lag: u64,
     pub mean_lag: f64,
-    pub trainers_waited: f64,
+    pub learners_waited: f64,
     pub generators_waited: f64,
     pub slots_used: f64,
 }
@@ -82,33 +86,36 @@ pub struct CurveReport {
 }
 
 /// Steps that are simulated: enough to fill the pipeline several times, and whole phases.
-fn steps(max_lag: u64, phase: u64) -> u64 {
+pub(super) fn steps(max_lag: u64, phase: u64) -> u64 {
     (8 * (max_lag + 1)).max(200).div_ceil(phase) * phase
 }
 
 impl Report {
-    pub(super) fn new(options: &Options, job: &Job, measured: Option<Measured>) -> Report {
+    /// # Errors
+    /// Groups that a generator of the best pipeline has too few slots for.
+    pub(super) fn new(options: &Options, job: &Job, measured: Option<Measured>) -> Result<Report> {
+        let delays = options.simulate.unwrap_or_default();
         let scene = |schedule: Schedule, split: Split| Scene {
             schedule,
             generators: split.generators,
-            trainers: split.trainers,
+            learners: split.learners,
             slots: split.slots,
-            group_size: 1,
-            batch_groups: job.batch_size as u64,
+            group_size: delays.group_size,
+            batch_groups: (job.batch_size / delays.group_size) as u64,
             steps: steps(schedule.bound(), schedule.phase().unwrap_or(1)),
             lengths: job.lengths.clone(),
             speed: job.speed,
-            transfer: 0.0,
-            reward: 0.0,
-            checkpoint: 0.0,
-            checkpoint_steps: 0,
+            transfer: delays.transfer,
+            reward: delays.reward,
+            checkpoint: delays.checkpoint,
+            checkpoint_steps: delays.checkpoint_steps,
             seed: 1,
         };
         let layout = |schedule: Schedule, split: Split, rate: Rate| {
-            let simulated = options.simulate.then(|| simulate(&scene(schedule, split))).flatten();
+            let simulated = options.simulate.and_then(|_| simulate(&scene(schedule, split)));
             LayoutReport {
                 generators: split.generators,
-                trainers: split.trainers,
+                learners: split.learners,
                 slots: split.slots,
                 phase: schedule.phase(),
                 tokens: rate.tokens,
@@ -120,13 +127,25 @@ impl Report {
         let conventional = |rate: Rate| {
             let steps = rate.max_lag + 1;
             let slots = (job.batch_size as u64 * steps).div_ceil(job.accelerators as u64) as usize;
-            let split = Split { generators: job.accelerators, trainers: job.accelerators, slots };
+            let split = Split { generators: job.accelerators, learners: job.accelerators, slots };
             layout(Schedule::Conventional { steps }, split, rate)
         };
         let pipeline = job.best_split(options.max_lag);
+        if let Some((split, _)) = pipeline.filter(|(split, _)| split.slots < delays.group_size) {
+            let why =
+                format!("the best pipeline has {} slots a generator, which hold no group: at most as many", split.slots);
+            return Err(Error::config("--group-size", delays.group_size, why));
+        }
         let at_mean = pipeline.map(|(_, rate)| conventional(job.conventional_at_mean(rate.mean_lag)));
         let speed = job.speed;
-        Report {
+        let speed = SpeedReport {
+            decode_step: speed.step,
+            decode_token: speed.token,
+            decode_least: speed.least,
+            train_token: speed.train,
+            slots: speed.slots,
+        };
+        Ok(Report {
             accelerators: job.accelerators,
             batch_size: job.batch_size,
             lengths: options.lengths.to_string(),
@@ -134,31 +153,52 @@ impl Report {
             longest: job.lengths.longest(),
             unit: match &measured {
                 Some(_) => "s",
-                None if job.speed == Speed::PAPER => "flash",
+                None if speed.is_papers() => "flash",
                 None => "unit of time",
             },
-            speed: SpeedReport {
-                decode_step: speed.step,
-                decode_token: speed.token,
-                decode_least: speed.least,
-                train_token: speed.train,
-                slots: speed.slots,
-            },
+            speed,
             measured,
             max_lag: options.max_lag,
+            simulated: options.simulate,
             pipeline: pipeline.map(|(split, rate)| layout(Schedule::Pipeline { max_lag: options.max_lag }, split, rate)),
             conventional: conventional(job.conventional(options.max_lag + 1)),
             conventional_at_mean: at_mean,
             curves: options
                 .curves
                 .iter()
-                .map(|curve| CurveReport { curve: *curve, points: curve.points(job, options.max_lag) })
+                .map(|curve| CurveReport { curve: *curve, points: curve.points(job, options.max_lag, Grid::Told) })
                 .collect(),
-        }
+        })
     }
 
-    /// In words.
-    fn sentence(&self) -> String {
+    /// The table of layouts: its header, and a row each.
+    pub(crate) fn layouts(&self) -> (Vec<String>, Vec<Vec<String>>) {
+        let (tokens, simulated) = (format!("tokens/{}", self.unit), format!("simulated tokens/{}", self.unit));
+        let mut header = vec!["", "generate", "train", "slots", &tokens, "largest lag", "mean lag"];
+        if self.simulated.is_some() {
+            header.extend([&simulated, "simulated largest", "simulated mean", "learners wait"]);
+        }
+        let row = |(name, layout): (&str, &LayoutReport)| {
+            let name = layout.phase.map_or_else(|| name.to_owned(), |phase| format!("{name} (G = {phase})"));
+            let mut row = vec![name, layout.generators.to_string(), layout.learners.to_string(), layout.slots.to_string()];
+            row.extend([number(layout.tokens), layout.max_lag.to_string(), format!("{:.1}", layout.mean_lag)]);
+            if let Some(found) = layout.simulated {
+                let waited = format!("{:.1} %", 100.0 * found.learners_waited);
+                row.extend([number(found.tokens), found.max_lag.to_string(), format!("{:.1}", found.mean_lag), waited]);
+            }
+            row
+        };
+        let rows = [
+            ("pipeline", self.pipeline.as_ref()),
+            ("conventional, same largest lag", Some(&self.conventional)),
+            ("conventional, same mean lag", self.conventional_at_mean.as_ref()),
+        ];
+        let rows = rows.into_iter().filter_map(|(name, layout)| Some((name, layout?))).map(row).collect();
+        (header.into_iter().map(str::to_owned).collect(), rows)
+    }
+
+    /// Whether it pays, in words.
+    pub(crate) fn sentence(&self) -> String {
         let Some(pipeline) = &self.pipeline else {
             return format!(
                 "no pipeline keeps a lag of {}: one sequence in progress is older. Raise --max-lag or --batch-size",
@@ -181,7 +221,7 @@ impl From<Simulated> for SimulatedReport {
             tokens: found.rate.tokens,
             max_lag: found.rate.max_lag,
             mean_lag: found.rate.mean_lag,
-            trainers_waited: found.trainers_waited,
+            learners_waited: found.learners_waited,
             generators_waited: found.generators_waited,
             slots_used: found.slots_used,
         }
@@ -209,6 +249,14 @@ impl fmt::Display for Report {
             f,
             "speed     a decode step of h sequences takes {step} + {token} h, training a token {train} ({unit}; {from})"
         )?;
+        if let Some(d) = self.simulated.filter(|delays| *delays != Delays::default()) {
+            let mut parts = vec![format!("groups of {}", d.group_size)];
+            parts.extend((d.transfer > 0.0).then(|| format!("weights on their way for {}", number(d.transfer))));
+            parts.extend((d.reward > 0.0).then(|| format!("rewards after {}", number(d.reward))));
+            let pauses = d.checkpoint > 0.0 && d.checkpoint_steps > 0;
+            parts.extend(pauses.then(|| format!("a pause of {} every {} steps", number(d.checkpoint), d.checkpoint_steps)));
+            writeln!(f, "simulated {} ({unit})", parts.join(", "))?;
+        }
         writeln!(f, "{}", layouts(self))?;
         for CurveReport { curve, points } in &self.curves {
             writeln!(f, "{}", table(*curve, points, unit))?;
@@ -218,7 +266,7 @@ impl fmt::Display for Report {
 }
 
 /// Four digits.
-fn number(x: f64) -> String {
+pub(crate) fn number(x: f64) -> String {
     let digits = if x == 0.0 { 0 } else { (3 - x.abs().log10().floor() as i32).max(0) as usize };
     format!("{x:.digits$}")
 }
@@ -234,29 +282,9 @@ fn framed(header: Vec<String>, left: usize) -> Table {
 }
 
 fn layouts(report: &Report) -> Table {
-    let tokens = format!("tokens/{}", report.unit);
-    let mut header: Vec<&str> = vec!["", "generate", "train", "slots", &tokens, "max lag", "mean lag"];
-    let simulates = report.conventional.simulated.is_some();
-    if simulates {
-        header.extend(["simulated", "max lag", "mean lag", "trainers wait"]);
-    }
-    let mut table = framed(header.into_iter().map(str::to_owned).collect(), 1);
-    let at_mean = report.conventional_at_mean.as_ref();
-    let rows = [
-        ("pipeline", report.pipeline.as_ref()),
-        ("conventional, same largest lag", Some(&report.conventional)),
-        ("conventional, same mean lag", at_mean),
-    ];
-    for (name, layout) in rows.into_iter().filter_map(|(name, layout)| Some((name, layout?))) {
-        let name = layout.phase.map_or_else(|| name.to_owned(), |phase| format!("{name} (G = {phase})"));
-        let mut row = vec![name, layout.generators.to_string(), layout.trainers.to_string(), layout.slots.to_string()];
-        row.extend([number(layout.tokens), layout.max_lag.to_string(), format!("{:.1}", layout.mean_lag)]);
-        if let Some(found) = layout.simulated {
-            let waited = format!("{:.1} %", 100.0 * found.trainers_waited);
-            row.extend([number(found.tokens), found.max_lag.to_string(), format!("{:.1}", found.mean_lag), waited]);
-        }
-        table.add_row(row);
-    }
+    let (header, rows) = report.layouts();
+    let mut table = framed(header, 1);
+    table.add_rows(rows);
     table
 }
 
@@ -266,7 +294,7 @@ fn table(curve: Curve, points: &[Point], unit: &str) -> Table {
         "generate",
         "slots",
         &format!("tokens/{unit}"),
-        "max lag",
+        "largest lag",
         "mean lag",
         "speed-up",
         "at equal mean lag",

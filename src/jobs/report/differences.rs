@@ -1,6 +1,7 @@
 //! What sets runs apart, what matters first: what they learned, then how fast, then what may be why.
 
 use crate::jobs::analyze::RunReport;
+use crate::jobs::experiment::reached::{Reached, Trained, WINDOW, first, running};
 use crate::jobs::report::runs::RunData;
 use crate::jobs::report::series::{Columns, End, Series, short};
 use crate::jobs::report::story::{Sentence, count, duration, number, percent, plain, sentence};
@@ -116,7 +117,13 @@ fn measures(runs: &[RunData], reports: &[RunReport]) -> Vec<Measure> {
         measure("Trained tokens a second", Speed, Times, number, report(|r| r.time.trained_tokens_per_s)),
         measure("Mean lag of trained tokens, steps", Cause, Times, number, report(|r| r.lag.mean)),
         measure("Largest lag of a trained token, steps", Cause, Times, number, report(|r| Some(r.lag.max? as f64))),
-        measure("Effective sample size", Cause, Apart(0.01), percent, report(|r| r.off_policy.ess)),
+        measure(
+            "Effective sample size of ratios before truncation",
+            Cause,
+            Apart(0.01),
+            percent,
+            report(|r| r.off_policy.ess),
+        ),
         measure(
             "KL of the behavior from the current policy, nats a token",
             Cause,
@@ -142,7 +149,7 @@ fn measures(runs: &[RunData], reports: &[RunReport]) -> Vec<Measure> {
         ),
         measure("Rollouts that were not trained", Cause, Apart(0.01), percent, report(not_trained)),
     ];
-    all.extend(reached(runs));
+    all.extend(reached_by(runs));
     all
 }
 
@@ -156,46 +163,51 @@ fn not_trained(report: &RunReport) -> Option<f64> {
     (all > 0).then(|| (all - trained) as f64 / all as f64)
 }
 
-/// How soon each run reached the reward that all of them reach: by time, and by rollouts. None where they had it from the start.
-fn reached(runs: &[RunData]) -> Vec<Measure> {
-    let smooth: Vec<Vec<Option<f64>>> = runs.iter().map(|run| smoothed(&run.steps, "reward")).collect();
-    let most = |of: &Vec<Option<f64>>| of.iter().flatten().copied().reduce(f64::max);
-    let start = |of: &Vec<Option<f64>>| of.iter().flatten().next().copied();
-    let (Some(mosts), Some(starts)) =
-        (smooth.iter().map(most).collect::<Option<Vec<_>>>(), smooth.iter().map(start).collect::<Option<Vec<_>>>())
-    else {
-        return Vec::new();
-    };
-    let all_reach = mosts.into_iter().fold(f64::INFINITY, f64::min);
-    let target = (all_reach * 100.0).floor() / 100.0;
-    if starts.into_iter().any(|start| start >= target) {
+/// How soon each run reached the reward that all of them reach: by time, and by rollouts. None where one had it from the start.
+fn reached_by(runs: &[RunData]) -> Vec<Measure> {
+    let curves: Vec<Vec<Trained>> = runs.iter().map(|run| trained(&run.steps)).collect();
+    let means: Vec<Vec<f64>> =
+        curves.iter().map(|of| running(of, window(of)).into_iter().map(|(_, mean)| mean).collect()).collect();
+    let most = |of: &Vec<f64>| of.iter().copied().reduce(f64::max);
+    let Some(mosts) = means.iter().map(most).collect::<Option<Vec<_>>>() else { return Vec::new() };
+    let target = (mosts.into_iter().fold(f64::INFINITY, f64::min) * 100.0).floor() / 100.0;
+    if means.iter().any(|of| of[0] >= target) {
         return Vec::new();
     }
-    let first = |name: &str| {
-        let of = runs.iter().zip(&smooth).map(|(run, smooth)| {
-            let at = smooth.iter().position(|reward| reward.is_some_and(|reward| reward >= target))?;
-            *run.steps.of.get(name)?.get(at)?
-        });
-        exact(of)
+    let there: Vec<Option<Reached>> = curves.iter().map(|of| first(of, window(of), target)).collect();
+    let of = |figure: fn(&Reached) -> Option<f64>| exact(there.iter().map(|there| there.as_ref().and_then(figure)));
+    let measure = |what: String, write: fn(f64) -> String, of| Measure {
+        what,
+        about: About::Learning,
+        scale: Scale::Times,
+        write,
+        of,
     };
-    let measure =
-        |what: String, about, write: fn(f64) -> String, of| Measure { what, about, scale: Scale::Times, write, of };
-    let whole = |x: f64| count(x as u64);
+    let whole = |x: f64| count(x.round() as u64);
     vec![
-        measure(format!("Time to a mean reward of {target}"), About::Learning, duration, first("seconds")),
-        measure(format!("Rollouts to a mean reward of {target}"), About::Learning, whole, first("rollouts")),
+        measure(format!("Time to a mean reward of {target}"), duration, of(|there| there.seconds)),
+        measure(format!("Rollouts to a mean reward of {target}"), whole, of(|there| Some(there.rollouts))),
     ]
 }
 
-/// Means over a twentieth of the points behind each; None until there are so many.
-fn smoothed(columns: &Columns, name: &str) -> Vec<Option<f64>> {
-    let all = columns.of.get(name).map_or(&[][..], Vec::as_slice);
-    let width = (all.len() / 20).max(1);
-    let mean = |i: usize| {
-        let part: Vec<f64> = all[(i + 1).checked_sub(width)?..=i].iter().flatten().copied().collect();
-        (!part.is_empty()).then(|| part.iter().sum::<f64>() / part.len() as f64)
+/// As of an experiment's curves, which have about 40 points.
+fn window(points: &[Trained]) -> usize {
+    (WINDOW * points.len() / 40).max(1)
+}
+
+/// Points that have a reward.
+fn trained(columns: &Columns) -> Vec<Trained> {
+    let column = |name: &str| columns.of.get(name).map_or(&[][..], Vec::as_slice);
+    let (reward, seconds, until) = (column("reward"), column("seconds"), column("rollouts"));
+    let mut before = 0.0;
+    let of = |i: usize| {
+        let until = until.get(i).copied().flatten()?;
+        let rollouts = (until - before).max(0.0) as u64;
+        before = until;
+        let seconds = seconds.get(i).copied().flatten();
+        reward[i].map(|reward| Trained { seconds, until, rollouts, reward })
     };
-    (0..all.len()).map(mean).collect()
+    (0..reward.len()).filter_map(of).collect()
 }
 
 impl Measure {

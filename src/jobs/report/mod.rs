@@ -1,13 +1,16 @@
-//! Pages with pictures: of a run, of several side by side, of an experiment. One HTML file each, which needs no network.
+//! Pages with pictures: of a run, of several side by side, of an experiment, of a plan. One HTML file each, which needs no network.
 //!
 //! * `runs` reads logs once: `sums` and `series` what pictures show, `picks` which rollouts; then again the little that
 //!   is shown as it is, `shown` and `timeline`;
-//! * `story` says it in sentences, `differences` what sets runs apart; `settings` means and bands over the seeds of an experiment;
+//! * `story` says it in sentences, `differences` what sets runs apart; `settings` means and bands over the seeds of an experiment, `divergences`
+//!   those of a KL experiment, `plans` a plan;
 //! * `page` writes the file, of the scripts and styles in `assets/`.
 
 mod differences;
+mod divergences;
 mod page;
 mod picks;
+mod plans;
 mod ratios;
 mod runs;
 mod series;
@@ -18,14 +21,17 @@ mod sums;
 mod timeline;
 
 pub use differences::Differences;
+pub use plans::PlanData;
 pub use runs::RunData;
 pub use settings::ExperimentData;
 
+use crate::durable::check_place;
 use crate::error::{Error, Result};
 use crate::jobs::analyze::{Report, RunReport, SkipBad};
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::Results;
-use crate::jobs::say;
+use crate::jobs::{plan, say};
+use crate::kernel::capacity::Job;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +48,7 @@ pub struct Data {
     /// Of two runs or more.
     pub differences: Option<Differences>,
     pub experiment: Option<ExperimentData>,
+    pub plan: Option<PlanData>,
 }
 
 /// Reads runs and writes a page of them, one beside the other. Gives the report that [`analyze`](crate::jobs::analyze::report) would.
@@ -56,6 +63,7 @@ pub fn write_runs(runs: &[PathBuf], skip_bad: SkipBad, file: &Path) -> Result<Re
             format!("a page compares {MOST_RUNS} runs at most, not {}", runs.len()),
         ));
     }
+    check_place(file)?;
     let names = runs::names(runs);
     let room = shown::TOKENS / runs.len().max(1);
     let read = |(run, name): (&PathBuf, String)| runs::read(run, name, skip_bad, room);
@@ -64,7 +72,7 @@ pub fn write_runs(runs: &[PathBuf], skip_bad: SkipBad, file: &Path) -> Result<Re
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = names.join(" and ");
     let differences = (runs.len() > 1).then(|| Differences::of(&runs, &reports));
-    write(file, &Data { title, made_by: made_by(), runs, differences, experiment: None })?;
+    write(file, &Data { title, made_by: made_by(), runs, differences, ..Data::default() })?;
     Ok(Report { runs: reports })
 }
 
@@ -76,6 +84,16 @@ pub fn write_experiment(name: &str, design: &Design, cells: &[Cell], results: &R
     let experiment = ExperimentData::of(design, cells, results);
     let data = Data { title: name.to_owned(), made_by: made_by(), experiment: Some(experiment), ..Data::default() };
     write(file, &data)
+}
+
+/// Writes a page of a plan for a job: its layouts, and curves that say when a pipeline pays.
+///
+/// # Errors
+/// A disk that refuses.
+pub fn write_plan(report: &plan::Report, job: &Job, file: &Path) -> Result<()> {
+    let title = format!("Plan for {} accelerators", report.accelerators);
+    let plan = Some(PlanData::of(report, job));
+    write(file, &Data { title, made_by: made_by(), plan, ..Data::default() })
 }
 
 fn write(file: &Path, data: &Data) -> Result<()> {

@@ -12,12 +12,13 @@ const PAGE: &str = include_str!("assets/page.html");
 const STYLE: &str = include_str!("assets/page.css");
 /// See `docs/licences.md`.
 const LIBRARIES: [&str; 2] = [include_str!("assets/d3.min.js"), include_str!("assets/plot.umd.min.js")];
-const SCRIPTS: [&str; 6] = [
+const SCRIPTS: [&str; 7] = [
     include_str!("assets/parts.js"),
     include_str!("assets/charts.js"),
     include_str!("assets/timeline.js"),
     include_str!("assets/rollouts.js"),
     include_str!("assets/compare.js"),
+    include_str!("assets/plans.js"),
     include_str!("assets/page.js"),
 ];
 

@@ -1,7 +1,8 @@
 //! Which rollouts a page shows: a few of each kind that one would look for, chosen while the log is read; only where they stand is
 //! kept.
 
-use crate::jobs::analyze::{Place, logp_mean};
+use crate::jobs::analyze::{LagLimits, Place, logp_mean};
+use crate::kernel::mean::Mean;
 use crate::store::Part;
 use crate::store::view::Row;
 use std::cmp::Ordering;
@@ -52,14 +53,14 @@ impl Kind {
     }
 
     /// The larger, the sooner it is shown; None of one that is none of these.
-    fn measure(self, place: Place, row: &Row<'_>) -> Option<f64> {
+    fn measure(self, place: Place, row: &Row<'_>, limits: LagLimits) -> Option<f64> {
         let measure = match self {
             Kind::Drawn => 0.0,
             Kind::First => -(place.index as f64),
             Kind::Last => place.index as f64,
             Kind::Best => row.reward?.into(),
             Kind::Worst => (-row.reward?).into(),
-            Kind::MostLag => lag_mean(row)?,
+            Kind::MostLag => lag_mean(row, limits)?,
             Kind::Longest => row.tokens as f64,
             Kind::Surprising => -logp_mean(row)?,
         };
@@ -73,6 +74,8 @@ pub(super) struct Pick {
     pub(super) part: Part,
     pub(super) at: usize,
     pub(super) tokens: usize,
+    /// Of its step.
+    pub(super) limits: LagLimits,
     pub(super) kinds: Vec<Kind>,
 }
 
@@ -92,6 +95,7 @@ struct Candidate {
     part: Part,
     at: usize,
     tokens: usize,
+    limits: LagLimits,
 }
 
 impl Default for Picks {
@@ -102,15 +106,15 @@ impl Default for Picks {
 
 impl Picks {
     /// Takes note of a row that has tokens.
-    pub(super) fn offer(&mut self, place: Place, at: usize, row: &Row<'_>) {
+    pub(super) fn offer(&mut self, place: Place, at: usize, row: &Row<'_>, limits: LagLimits) {
         if row.tokens == 0 {
             return;
         }
         let hash = hash(row.group, row.sample);
         for (of, kind) in self.of.iter_mut().zip(KINDS) {
-            if let Some(measure) = kind.measure(place, row) {
+            if let Some(measure) = kind.measure(place, row, limits) {
                 let Place { index, part, .. } = place;
-                let candidate = Candidate { measure, hash, index, part, at, tokens: row.tokens };
+                let candidate = Candidate { measure, hash, index, part, at, tokens: row.tokens, limits };
                 keep(of, candidate, kind.share(self.most));
             }
         }
@@ -128,8 +132,8 @@ impl Picks {
         let mut picks: BTreeMap<(usize, usize), Pick> = BTreeMap::new();
         for (of, kind) in self.of.iter().zip(KINDS) {
             for candidate in of {
-                let Candidate { part, at, index, tokens, .. } = *candidate;
-                let pick = picks.entry((index, at)).or_insert_with(|| Pick { part, at, tokens, kinds: Vec::new() });
+                let Candidate { part, at, index, tokens, limits, .. } = *candidate;
+                let pick = picks.entry((index, at)).or_insert_with(|| Pick { part, at, tokens, limits, kinds: Vec::new() });
                 pick.kinds.push(kind);
             }
         }
@@ -151,16 +155,12 @@ fn order(a: &Candidate, b: &Candidate) -> Ordering {
 }
 
 /// Of trained tokens; None where there are none.
-fn lag_mean(row: &Row<'_>) -> Option<f64> {
-    if *row.status != Status::Trained {
-        return None;
+fn lag_mean(row: &Row<'_>, limits: LagLimits) -> Option<f64> {
+    let mut mean = Mean::default();
+    if *row.status == Status::Trained {
+        limits.lags(row).for_each(|(tokens, lag)| mean.add_times(lag as f64, tokens.len() as u64));
     }
-    let (mut sum, mut tokens) = (0.0, 0usize);
-    for (run, version) in row.mask.ranges(row.version.len()).flat_map(|range| row.version.runs(range)) {
-        sum += (row.step as f64 - 1.0 - version as f64) * run.len() as f64;
-        tokens += run.len();
-    }
-    (tokens > 0).then(|| sum / tokens as f64)
+    mean.value()
 }
 
 /// Spreads rollouts evenly.
@@ -173,35 +173,11 @@ fn hash(group: u64, sample: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::view::{Mask, Versions};
-    use tidegate_operators::record::Stop;
+    use crate::store::view::Versions;
 
-    fn row<'a>(group: u64, reward: f32, version: &'a [i32], logp: &'a [f32]) -> Row<'a> {
-        Row {
-            step: 9,
-            status: &Status::Trained,
-            group,
-            sample: 0,
-            prompt_id: 0,
-            task: "",
-            size: 0,
-            prompt: "",
-            tokens: version.len(),
-            mask: Mask::None,
-            logp_behavior: logp,
-            logp_current: &[],
-            logp_reference: &[],
-            version: Versions::Narrow(version),
-            value: &[],
-            advantage: &[],
-            reward: Some(reward),
-            reward_shaped: None,
-            stop: Stop::Eos,
-            admitted_ns: 0,
-            started_ns: 0,
-            finished_ns: 0,
-            trained_ns: 0,
-        }
+    fn row<'a>(group: u64, reward: f32, version: &'a [i32], logp_behavior: &'a [f32]) -> Row<'a> {
+        let (reward, tokens, version) = (Some(reward), version.len(), Versions::Narrow(version));
+        Row { step: 9, status: &Status::Trained, group, tokens, logp_behavior, version, reward, ..Row::blank() }
     }
 
     fn place(index: usize) -> Place {
@@ -223,7 +199,7 @@ mod tests {
         ];
         for (index, row) in rows.iter().enumerate() {
             let mut part = Picks { most: 1, ..Picks::default() };
-            part.offer(place(index), 0, row);
+            part.offer(place(index), 0, row, LagLimits::default());
             picks.merge(part);
         }
         let mut found = picks.all();
@@ -252,7 +228,10 @@ mod tests {
             let each = 1000 / parts;
             for index in 0..parts {
                 let mut part = Picks { most: 40, ..Picks::default() };
-                (0..each).for_each(|at| part.offer(place(index), at, &row((index * each + at) as u64, 1.0, &[8], &[-1.0])));
+                for at in 0..each {
+                    let row = row((index * each + at) as u64, 1.0, &[8], &[-1.0]);
+                    part.offer(place(index), at, &row, LagLimits::default());
+                }
                 picks.merge(part);
             }
             let all = picks.all().into_iter().filter(|pick| pick.kinds.contains(&Kind::Drawn));

@@ -35,6 +35,8 @@ pub struct RunData {
     /// From then to the end of the last step.
     pub seconds: Option<f64>,
     pub statuses: BTreeMap<String, u64>,
+    /// Tokens that were left out for their lag.
+    pub left_out: u64,
     pub steps: Columns,
     pub bound: Option<u64>,
     pub over_steps: Vec<Interval>,
@@ -153,6 +155,7 @@ pub(super) fn read(run: &Path, name: String, skip_bad: SkipBad, room: usize) -> 
         began_ns,
         seconds,
         statuses: report.statuses.clone(),
+        left_out: report.lag.left_out,
         steps: columns,
         bound: report.lag.bound,
         over_steps: report.over_steps.clone(),

@@ -1,8 +1,11 @@
 //! An experiment as a page shows it: its table, and for each setting curves with means and deviations over its seeds.
 
-use crate::jobs::experiment::design::{Cell, Design};
+use crate::jobs::emulation::Emulation;
+use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
 use crate::jobs::experiment::results::{Outcome, Point, Results, Row};
-use crate::jobs::experiment::table;
+use crate::jobs::experiment::table::{self, Lines};
+use crate::jobs::experiment::{kl, speed_up};
+use crate::jobs::report::divergences::{KlPoint, divergences};
 use crate::jobs::report::series::short;
 use serde::Serialize;
 
@@ -19,10 +22,56 @@ pub struct ExperimentData {
     pub machines: Vec<String>,
     /// Wall time of all its cells, seconds.
     pub seconds: f64,
-    pub header: Vec<String>,
+    pub table: Lines,
+    /// How much faster one value of an axis is than another.
+    pub speed_up: Option<SpeedUpData>,
+    /// Tokens a flash by setting, where accelerators are emulated.
+    pub emulated: Vec<Compared>,
+    /// Of a KL experiment, whose settings have no curves.
+    pub kl: Vec<KlPoint>,
     pub settings: Vec<SettingData>,
     /// What the pictures leave out.
     pub notes: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SpeedUpData {
+    pub what: String,
+    pub table: Lines,
+    pub points: Vec<Compared>,
+}
+
+/// What was measured, mean over seeds, beside what a plan says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Compared {
+    /// The values' names.
+    pub at: Vec<String>,
+    pub measured: Option<MeanData>,
+    pub formulas: Option<f64>,
+    pub simulation: Option<f64>,
+    /// What coordination added to a decode step and to the training of a step, ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode_added_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_added_ms: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct MeanData {
+    pub mean: f64,
+    /// Sample deviation over seeds; None of one seed.
+    pub deviation: Option<f64>,
+}
+
+impl MeanData {
+    fn of(values: &[f64]) -> Option<MeanData> {
+        let (mean, deviation) = table::mean_and_deviation(values)?;
+        Some(MeanData { mean: short(mean)?, deviation: deviation.and_then(short) })
+    }
+}
+
+fn mean_of(values: &[f64]) -> Option<f64> {
+    MeanData::of(values).map(|of| of.mean)
 }
 
 /// One value of each axis.
@@ -30,8 +79,6 @@ pub struct ExperimentData {
 pub struct SettingData {
     /// The value's name on each axis.
     pub at: Vec<String>,
-    /// Its row of the table.
-    pub row: Vec<String>,
     /// Curves by their names: see [`CURVES`].
     pub curves: Vec<Curve>,
     /// What runs that failed said, each once.
@@ -50,36 +97,45 @@ pub struct Curve {
 }
 
 /// A number of a point of a run's curve.
-type Of = fn(&Point) -> Option<f64>;
+type Of = fn(&Row, &Point) -> Option<f64>;
+
+/// From the first admission, so that a schedule by turns pays for sampling its first phase; of an older result from its first step's end.
+fn seconds(row: &Row, point: &Point) -> Option<f64> {
+    Some(row.first_s.unwrap_or(0.0) + point.seconds)
+}
 
 /// The curves: what is drawn, against what.
-const CURVES: [(&str, Of, Of); 6] = [
-    ("reward by seconds", |p| Some(p.seconds), |p| p.reward),
-    ("reward by rollouts", |p| Some(p.rollouts as f64), |p| p.reward),
-    ("rollouts by seconds", |p| Some(p.seconds), |p| Some(p.rollouts as f64)),
-    ("lag_max by step", |p| Some(p.step as f64), |p| Some(p.lag_max as f64)),
-    ("ess by step", |p| Some(p.step as f64), |p| p.ess),
-    ("success by seconds", |p| Some(p.seconds), |p| p.success),
+const CURVES: [(&str, Of, Of); 5] = [
+    ("reward by seconds", seconds, |_, p| p.reward),
+    ("reward by rollouts", |_, p| Some(p.rollouts as f64), |_, p| p.reward),
+    ("rollouts by seconds", seconds, |_, p| Some(p.rollouts as f64)),
+    ("lag_max by step", |_, p| Some(p.step as f64), |_, p| Some(p.lag_max as f64)),
+    ("ess by step", |_, p| Some(p.step as f64), |_, p| p.ess),
 ];
 
 impl ExperimentData {
     pub(super) fn of(design: &Design, cells: &[Cell], results: &Results) -> ExperimentData {
+        let is_kl = design.kl.is_on();
         let mut data = ExperimentData {
             about: design.about.trim().to_owned(),
             axes: design.axes().into_iter().map(|axis| axis.name).collect(),
             seeds: design.seeds.len(),
-            header: table::header(design, cells, results),
+            table: if is_kl { kl::table::lines(design, cells, results) } else { table::lines(design, cells, results) },
+            speed_up: speed_up(design, cells, results),
+            kl: divergences(design, cells, results),
             ..ExperimentData::default()
         };
-        for (at, row) in table::rows(design, cells, results) {
-            let rows: Vec<&Row> = cells.iter().filter(|cell| cell.at == at).filter_map(|cell| results.of(cell)).collect();
+        for setting in table::settings(design, cells) {
+            let same = cells.iter().filter(|cell| cell.at == setting.at);
+            let rows: Vec<&Row> = same.filter_map(|cell| results.of(cell)).collect();
             for row in &rows {
                 data.seconds += row.seconds;
                 if !data.machines.contains(&row.machine) {
                     data.machines.push(row.machine.clone());
                 }
             }
-            data.settings.push(setting(at, row, &rows));
+            data.emulated.extend(emulated(&setting.at, &rows));
+            data.settings.push(setting_data(setting.at.clone(), &rows));
         }
         let cut = data.settings.iter().flat_map(|setting| &setting.curves).any(|curve| curve.seeds > 1);
         if cut {
@@ -92,7 +148,45 @@ impl ExperimentData {
     }
 }
 
-fn setting(at: Vec<String>, row: Vec<String>, rows: &[&Row]) -> SettingData {
+fn speed_up(design: &Design, cells: &[Cell], results: &Results) -> Option<SpeedUpData> {
+    let of = &design.speed_up;
+    let what =
+        format!("Tokens a second of {} over those of {}, by seed; means ± sample deviations over seeds.", of.of, of.over);
+    let points = || {
+        let ratios = speed_up::ratios(design, cells, results).into_iter();
+        let compared = |found: speed_up::Ratios| {
+            let [measured, formulas, simulation] = &found.of;
+            let (formulas, simulation) = (mean_of(formulas), mean_of(simulation));
+            Compared { measured: MeanData::of(measured), at: found.at, formulas, simulation, ..Compared::default() }
+        };
+        ratios.map(compared).collect()
+    };
+    (*of != SpeedUp::default()).then(|| SpeedUpData {
+        what,
+        table: speed_up::lines(design, cells, results),
+        points: points(),
+    })
+}
+
+/// None of runs whose accelerators are real, and where none is done.
+fn emulated(at: &[String], rows: &[&Row]) -> Option<Compared> {
+    let of = |row: &&Row| match &row.outcome {
+        Outcome::Done(figures) => figures.emulation.as_deref().cloned(),
+        Outcome::Failed { .. } | Outcome::Measured(_) => None,
+    };
+    let found: Vec<Emulation> = rows.iter().filter_map(of).collect();
+    let all = |of: &dyn Fn(&Emulation) -> Option<f64>| found.iter().filter_map(of).collect::<Vec<f64>>();
+    Some(Compared {
+        at: at.to_vec(),
+        measured: Some(MeanData::of(&all(&|of| Some(of.measured.tokens)))?),
+        formulas: mean_of(&all(&|of| Some(of.formula?.tokens))),
+        simulation: mean_of(&all(&|of| Some(of.simulated?.tokens))),
+        decode_added_ms: mean_of(&all(&|of| Some(1e3 * of.decode_step.added_s))),
+        step_added_ms: mean_of(&all(&|of| Some(1e3 * of.training_step.added_s))),
+    })
+}
+
+fn setting_data(at: Vec<String>, rows: &[&Row]) -> SettingData {
     let mut failed: Vec<String> = Vec::new();
     for row in rows {
         if let Outcome::Failed { error, .. } = &row.outcome
@@ -103,15 +197,15 @@ fn setting(at: Vec<String>, row: Vec<String>, rows: &[&Row]) -> SettingData {
     }
     // Of failed runs too: how far they came is what one looks for.
     let curves = CURVES.iter().filter_map(|(name, x, y)| {
-        let lines: Vec<Vec<(f64, f64)>> = rows.iter().map(|row| line(&row.curve, *x, *y)).collect();
+        let lines: Vec<Vec<(f64, f64)>> = rows.iter().map(|row| line(row, *x, *y)).collect();
         mean(name, &lines)
     });
-    SettingData { at, row, curves: curves.collect(), failed }
+    SettingData { at, curves: curves.collect(), failed }
 }
 
 /// The points that have both numbers; x rises.
-fn line(points: &[Point], x: Of, y: Of) -> Vec<(f64, f64)> {
-    let mut line: Vec<(f64, f64)> = points.iter().filter_map(|point| x(point).zip(y(point))).collect();
+fn line(row: &Row, x: Of, y: Of) -> Vec<(f64, f64)> {
+    let mut line: Vec<(f64, f64)> = row.curve.iter().filter_map(|point| x(row, point).zip(y(row, point))).collect();
     line.dedup_by(|next, before| next.0 <= before.0);
     line
 }
@@ -146,6 +240,7 @@ fn between(line: &[(f64, f64)], x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobs::experiment::reached::tests::row;
 
     #[test]
     fn a_line_is_straight_between_its_points() {
@@ -168,21 +263,8 @@ mod tests {
 
     #[test]
     fn what_a_point_lacks_is_left_out() {
-        let point = |seconds, reward| Point {
-            step: 1,
-            seconds,
-            rollouts: 1,
-            reward,
-            success: None,
-            length: None,
-            entropy: None,
-            ess: None,
-            kl_k3: None,
-            lag_mean: None,
-            lag_max: 0,
-            grad_norm: None,
-        };
-        let points = [point(0.0, Some(1.0)), point(1.0, None), point(1.0, Some(2.0)), point(1.0, Some(9.0))];
-        assert_eq!(line(&points, CURVES[0].1, CURVES[0].2), [(0.0, 1.0), (1.0, 2.0)]);
+        let points = [(0.0, 8, Some(1.0)), (1.0, 16, None), (1.0, 16, Some(2.0)), (1.0, 16, Some(9.0))];
+        let of = |first_s| line(&row(first_s, &points), CURVES[0].1, CURVES[0].2);
+        assert_eq!((of(None), of(Some(2.0))), (vec![(0.0, 1.0), (1.0, 2.0)], vec![(2.0, 1.0), (3.0, 2.0)]));
     }
 }

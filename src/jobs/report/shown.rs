@@ -66,7 +66,18 @@ pub struct Shown {
     /// How many tokens in a row have the same.
     pub versions: Vec<(usize, Version)>,
     pub advantages: Vec<(usize, Option<f64>)>,
-    pub masks: Vec<(usize, bool)>,
+    pub uses: Vec<(usize, Use)>,
+}
+
+/// What a step has of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Use {
+    Chosen,
+    /// The policy did not choose it.
+    Masked,
+    /// `learn.safeguard.max_lag` left it out.
+    TooOld,
 }
 
 /// What gives tokens their text.
@@ -106,7 +117,7 @@ pub(super) struct Texts<'a> {
 
 impl Texts<'_> {
     fn reading(&self) -> Reading {
-        if self.spec.is_some_and(|spec| spec.model.engine == EngineKind::Toy) {
+        if self.spec.is_some_and(|spec| matches!(spec.model.engine, EngineKind::Toy | EngineKind::Emulation)) {
             return Reading::Toy;
         }
         let places = self.places();
@@ -150,8 +161,15 @@ impl Shown {
         let (head, tail) = if n <= most { (n, n) } else { (most.div_ceil(2), n - most / 2) };
         let newest = rollout.step as i64 - 1;
         let trained = rollout.status == Status::Trained;
-        let counted = rollout.version.iter().zip(&rollout.mask).filter(|(_, mask)| **mask && trained);
-        let lags: Vec<i64> = counted.map(|(version, _)| newest - *version as i64).collect();
+        let lag = |t: usize| rollout.version.get(t).map(|version| newest - *version as i64);
+        let use_of = |t: usize| match lag(t) {
+            _ if !rollout.mask[t] => Use::Masked,
+            Some(lag) if trained && !pick.limits.keeps(lag) => Use::TooOld,
+            _ => Use::Chosen,
+        };
+        let uses: Vec<Use> = (0..rollout.mask.len()).map(use_of).collect();
+        let counted = (0..uses.len()).filter(|t| trained && uses[*t] == Use::Chosen);
+        let lags: Vec<i64> = counted.filter_map(lag).collect();
         let seconds = |from: i64, to: i64| (from > 0 && to > 0).then(|| (to - from) as f64 / 1e9).and_then(short);
         let pieces = reading.pieces(&rollout.tokens);
         Shown {
@@ -184,7 +202,7 @@ impl Shown {
             logp_current: ends(&rollout.logp_current, head, tail).into_iter().map(rounded).collect(),
             versions: runs(&ends(&rollout.version, head, tail), |version| *version),
             advantages: runs(&ends(&rollout.advantage, head, tail), |advantage| short(f64::from(*advantage))),
-            masks: runs(&ends(&rollout.mask, head, tail), |mask| *mask),
+            uses: runs(&ends(&uses, head, tail), |used| *used),
         }
     }
 }
@@ -231,6 +249,7 @@ fn most_of_one(mut tokens: Vec<usize>, room: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobs::analyze::LagLimits;
     use crate::store::Part;
 
     #[test]
@@ -254,7 +273,8 @@ mod tests {
             step: 9,
             ..Rollout::default()
         };
-        let pick = Pick { part: Part::Step(9), at: 0, tokens: 10, kinds: vec![Kind::First, Kind::MostLag] };
+        let kinds = vec![Kind::First, Kind::MostLag];
+        let pick = Pick { part: Part::Step(9), at: 0, tokens: 10, limits: LagLimits::default(), kinds };
         let shown = Shown::of(&rollout, &pick, 5, &Reading::None(String::new()));
         assert_eq!((shown.ids, shown.left_out, shown.left_out_behind), (vec![0, 1, 2, 8, 9], 5, 3));
         assert_eq!((shown.versions, shown.advantages), (vec![(3, 4), (1, 5), (1, 7)], vec![(5, Some(0.5))]));
@@ -263,6 +283,26 @@ mod tests {
         assert!(shown.logp_current.is_empty() && shown.pieces.is_empty());
         assert_eq!(shown.why, ["first", "most lag"]);
         assert_eq!(Shown::of(&rollout, &pick, 10, &Reading::None(String::new())).left_out, 0);
+    }
+
+    /// Lags 4, 3 and 1 under a limit of 3, the second token not chosen. Catches a token that was left out and is shown as trained.
+    #[test]
+    fn what_was_too_old_is_said() {
+        let rollout = Rollout {
+            tokens: vec![1; 3],
+            mask: vec![true, false, true],
+            version: vec![4, 5, 7],
+            status: Status::Trained,
+            step: 9,
+            ..Rollout::default()
+        };
+        let limits = LagLimits::from_text("[learn.safeguard]\nmax_lag = 3\n");
+        let pick = Pick { part: Part::Step(9), at: 0, tokens: 3, limits, kinds: Vec::new() };
+        let shown = |rollout: &Rollout| Shown::of(rollout, &pick, 9, &Reading::None(String::new()));
+        let found = shown(&rollout);
+        assert_eq!((found.uses, found.lag_mean), (vec![(1, Use::TooOld), (1, Use::Masked), (1, Use::Chosen)], Some(1.0)));
+        let found = shown(&Rollout { status: Status::Waiting, ..rollout });
+        assert_eq!((found.uses, found.lag_mean), (vec![(1, Use::Chosen), (1, Use::Masked), (1, Use::Chosen)], None));
     }
 
     #[test]

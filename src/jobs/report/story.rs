@@ -5,6 +5,7 @@ use crate::jobs::eval::Evaluation;
 use crate::jobs::outcome::Told;
 use crate::jobs::report::series::{Columns, End, Series};
 use crate::spec::{EngineKind, ScheduleKind, Spec};
+use indicatif::HumanCount;
 use serde::Serialize;
 
 /// A part of a sentence: words, or a figure that stands out.
@@ -79,8 +80,9 @@ fn what(known: &Known<'_>) -> Sentence {
     if !tasks.is_empty() && tasks.len() <= 5 {
         text += &format!("on {} ", plain(&list(&tasks)));
     }
-    text += "for {} steps";
-    figures.push(count(last - first + 1));
+    let steps = last - first + 1;
+    text += if steps == 1 { "for {} step" } else { "for {} steps" };
+    figures.push(count(steps));
     if let Some(seconds) = known.seconds {
         text += " in {}";
         figures.push(duration(seconds));
@@ -188,7 +190,7 @@ fn off_policy(known: &Known<'_>) -> Option<Sentence> {
     let o = &known.report.off_policy;
     let (ess, k3) = (o.ess?, o.k3?);
     Some(sentence(
-        "Against the weights that trained them they had an effective sample size of {} and a KL of {} nats a token.",
+        "Against the weights that trained them they had an effective sample size of {} (of ratios before truncation) and a KL of {} nats a token.",
         &[percent(ess), number(k3)],
     ))
 }
@@ -220,13 +222,29 @@ fn waited(known: &Known<'_>) -> Option<Sentence> {
 
 /// What was sampled and not trained, and steps that taught nothing.
 fn left(known: &Known<'_>) -> Option<Sentence> {
-    let statuses = known.report.statuses.iter().filter(|(status, _)| *status != "trained");
-    let mut parts: Vec<String> = statuses.map(|(status, n)| format!("{} rollouts {status}", count(*n))).collect();
-    if known.report.time.skipped_steps > 0 {
-        parts.push(format!("{} steps left the weights as they were", count(known.report.time.skipped_steps)));
+    let (mut parts, mut figures) = (Vec::new(), Vec::new());
+    for (status, n) in known.report.statuses.iter().filter(|(status, _)| *status != "trained") {
+        parts.push(format!("{{}} {} {}", if *n == 1 { "rollout" } else { "rollouts" }, plain(status)));
+        figures.push(count(*n));
+    }
+    let (left_out, time) = (known.report.lag.left_out, &known.report.time);
+    if left_out > 0 {
+        let chosen = left_out + known.report.lag.by_lag.iter().map(|row| row.tokens).sum::<u64>();
+        parts.push("{} tokens ({}) that were too old and left out (lag by step counts them)".to_owned());
+        figures.extend([count(left_out), percent(left_out as f64 / chosen as f64)]);
+    }
+    for (n, why) in [
+        (time.held_steps, "held their gradient for a later one"),
+        (time.paused_steps, "paused for a low ESS"),
+        (time.skipped_steps, "left the weights as they were"),
+    ] {
+        if n > 0 {
+            parts.push(format!("{{}} {} that {why}", if n == 1 { "step" } else { "steps" }));
+            figures.push(count(n));
+        }
     }
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-    (!parts.is_empty()).then(|| sentence("Beside what was trained: {}.", &[list(&parts)]))
+    (!parts.is_empty()).then(|| sentence(&format!("Beside what was trained: {}.", list(&parts)), &figures))
 }
 
 /// `a, b and c`.
@@ -240,15 +258,7 @@ pub(super) fn list(parts: &[&str]) -> String {
 
 /// `26,856`.
 pub(super) fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut told = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            told.push(',');
-        }
-        told.push(digit);
-    }
-    told
+    HumanCount(n).to_string()
 }
 
 /// Three significant digits.

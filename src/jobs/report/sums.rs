@@ -1,7 +1,7 @@
 //! What pictures show of a run's rows, as sums: of each part by itself, then of the parts one after the other. What is kept grows
 //! neither with the rollouts nor with the steps.
 
-use crate::jobs::analyze::{Beside, LagRow, Place, bound};
+use crate::jobs::analyze::{Beside, LagLimits, LagRow, Place};
 use crate::jobs::report::picks::{Pick, Picks};
 use crate::jobs::report::ratios::Ratios;
 use crate::jobs::report::series::Series;
@@ -31,7 +31,7 @@ pub(super) struct PartSums {
     spec: String,
     model: String,
     tokenizer: String,
-    bound: Option<u64>,
+    limits: LagLimits,
     began_ns: Option<i64>,
     rows: u64,
     ratios: BTreeMap<i64, Ratios>,
@@ -92,7 +92,7 @@ impl Beside for PartSums {
         self.spec.clone_from(&footer.info.spec);
         self.model.clone_from(&footer.info.model);
         self.tokenizer.clone_from(&footer.info.tokenizer);
-        self.bound = bound(footer);
+        self.limits = LagLimits::of(footer);
     }
 
     fn row(&mut self, at: usize, row: &Row<'_>) {
@@ -106,7 +106,7 @@ impl Beside for PartSums {
             self.trained(row);
         }
         if let Some(place) = self.place {
-            self.picks.offer(place, at, row);
+            self.picks.offer(place, at, row, self.limits);
         }
     }
 }
@@ -136,10 +136,8 @@ impl PartSums {
         time.steps = Some((first.min(row.step), last.max(row.step)));
         *time.lengths.entry(length_told(row.tokens)).or_default() += 1;
         *time.stops.entry(stop_text(row.stop)).or_default() += 1;
-        let newest = row.step as i64 - 1;
         let length = row.version.len();
-        for (tokens, version) in row.mask.ranges(length).flat_map(|range| row.version.runs(range)) {
-            let lag = newest - version as i64;
+        for (tokens, lag) in self.limits.lags(row) {
             add_lag(&mut time.lag, lag, &tokens, length);
             let ratios = self.ratios.entry(lag.clamp(-1, MAX_LAG_TOLD)).or_default();
             let both = row.logp_behavior.iter().zip(row.logp_current).take(tokens.end).skip(tokens.start);
@@ -158,7 +156,7 @@ impl RunSums {
         if self.model.is_empty() {
             (self.model, self.tokenizer) = (part.model, part.tokenizer);
         }
-        self.bound = part.bound.or(self.bound);
+        self.bound = part.limits.bound.or(self.bound);
         self.began_ns = [self.began_ns, part.began_ns].into_iter().flatten().min();
         self.rows += part.rows;
         part.metrics.iter().for_each(|metrics| self.series.add(metrics));

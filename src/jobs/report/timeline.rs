@@ -9,7 +9,7 @@ use crate::spec::Spec;
 use crate::store::LogReader;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tidegate_operators::record::{Metrics, Rollout, Step, Version};
+use tidegate_operators::record::{Metrics, Rollout, Status, Step, Version};
 
 /// Sequences that are drawn, about.
 const DRAWN: usize = 1200;
@@ -151,7 +151,8 @@ impl Ran {
             from_ns: rollout.started_ns,
             to_ns: rollout.finished_ns,
             versions: runs.collect(),
-            step: (rollout.trained_ns > 0).then_some(rollout.step),
+            // One that was refused in its batch was not trained, whatever its clock says.
+            step: (rollout.status == Status::Trained).then_some(rollout.step),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One cell: the run whose checkpoints it reads, where that is not there yet, and a measurement of it.
 
 use super::measure::{Divergence, Policies, Sums};
-use super::ways::{Kl, Place};
+use super::ways::{Kl, Place, no_distribution};
 use crate::engine::contract::Engine;
 use crate::engine::observed::{Drawn, Observable};
 use crate::engine::spec::Sampling;
@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::jobs::critic::engine::WithCritic;
 use crate::jobs::data::Data;
 use crate::jobs::eval::held_out;
-use crate::jobs::experiment::cell::{self, machine};
+use crate::jobs::experiment::cell;
 use crate::jobs::experiment::design::{Cell, Design};
-use crate::jobs::experiment::results::{Outcome, Row, rounded_seconds};
+use crate::jobs::experiment::results::{Outcome, Row};
 use crate::jobs::run::{torch, toy};
 use crate::jobs::say;
 use crate::jobs::signals::Interrupt;
@@ -30,10 +30,6 @@ use tidegate_operators::record::{Group, Rollout, Version};
 pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -> Result<Row> {
     let spec = Spec::load(&design.base, &cell.sets)?;
     let place = design.kl.place(&cell.at)?;
-    if spec.model.engine == EngineKind::Emulation {
-        let why = "an emulated policy has no distribution to measure; torch or toy have one";
-        return Err(Error::config("model.engine", "emulation", why));
-    }
     let run = match made(&spec, folder) {
         Some(run) => run,
         None => make(design, cell, folder, interrupt)?,
@@ -41,20 +37,10 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
     let started = Instant::now();
     let measured = match spec.model.engine {
         EngineKind::Torch => measured(torch, &spec, &design.kl, place, &run, interrupt),
-        EngineKind::Toy | EngineKind::Emulation => measured(toy, &spec, &design.kl, place, &run, interrupt),
+        EngineKind::Toy => measured(toy, &spec, &design.kl, place, &run, interrupt),
+        EngineKind::Emulation => Err(no_distribution()),
     };
-    Ok(Row {
-        at: cell.at.clone(),
-        added: cell.added.clone(),
-        seed: cell.seed,
-        settings: cell.settings.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        machine: machine(),
-        seconds: rounded_seconds(started.elapsed()),
-        outcome: Outcome::Measured(measured?),
-        first_s: None,
-        curve: Vec::new(),
-    })
+    Ok(cell::row(cell, started, Outcome::Measured(measured?)))
 }
 
 /// The run of this specification, if it is there and has gone to its end.

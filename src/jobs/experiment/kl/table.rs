@@ -4,20 +4,15 @@ use super::measure::Divergence;
 use super::ways::Behavior;
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Outcome, Results};
-use crate::jobs::experiment::table::{Form, mean_and_deviation};
-use comfy_table::{CellAlignment, Table, presets};
+use crate::jobs::experiment::table::{Lines, mean_and_deviation};
 
 /// A row for each stage and lag. Of one seed a mean is followed by its standard error over completions, of several by the sample deviation
 /// over them; both in thousandths of a nat.
-pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> Table {
-    let mut table = Table::new();
-    table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
+pub fn lines(design: &Design, cells: &[Cell], results: &Results) -> Lines {
     let own = design.axis.iter().map(|axis| axis.name.as_str());
     let columns = ["after step", "lag", "in flight: mean lag", "keys kept", "keys recomputed", "conventional"];
-    table.set_header(own.chain(columns).collect::<Vec<_>>());
-    for column in table.column_iter_mut().skip(design.axis.len()) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let header = own.chain(columns).map(str::to_owned).collect();
+    let mut lines = Lines { header, rows: Vec::new(), words: design.axis.len() };
     let is = |cell: &Cell, at: &[String], behavior: Behavior| {
         cell.at.split_last().is_some_and(|(last, rest)| rest == at && last == behavior.name())
     };
@@ -38,12 +33,13 @@ pub fn table(design: &Design, cells: &[Cell], results: &Results, form: Form) -> 
         let mut line = at.to_vec();
         line.push(lag);
         line.extend([keep, recompute, conventional].map(|all| shown(&all)));
-        table.add_row(line);
+        lines.rows.push(line);
     }
-    table
+    lines
 }
 
-fn measured<'a>(results: &'a Results, cell: &Cell) -> Option<&'a Divergence> {
+/// What a cell came to.
+pub fn measured<'a>(results: &'a Results, cell: &Cell) -> Option<&'a Divergence> {
     match &results.of(cell)?.outcome {
         Outcome::Measured(divergence) => Some(divergence),
         Outcome::Done(_) | Outcome::Failed { .. } => None,

@@ -3,7 +3,7 @@
 use crate::engine::spec::KvAfterUpdate;
 use crate::error::{Error, Result};
 use crate::jobs::experiment::design::{Axis, Value};
-use crate::spec::Spec;
+use crate::spec::{EngineKind, Spec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -143,6 +143,9 @@ impl Kl {
                 return wrong(key, values, format!("at least one, each once, for example {example}"));
             }
         }
+        if self.lags.contains(&0) {
+            return wrong("kl.lags", &self.lags, "from 1 up: at 0 the current policy is the one that samples");
+        }
         if self.length == 0 {
             return wrong("kl.length", self.length, "at least 1 token");
         }
@@ -160,6 +163,9 @@ impl Kl {
         if !self.is_on() {
             return Ok(());
         }
+        if spec.model.engine == EngineKind::Emulation {
+            return Err(no_distribution());
+        }
         let last = |values: &[u64]| values.iter().copied().max().unwrap_or(0);
         let last = last(&self.after).saturating_add(last(&self.lags));
         if last > spec.steps {
@@ -175,6 +181,12 @@ impl Kl {
         }
         Ok(())
     }
+}
+
+/// An emulated policy has nothing to measure.
+pub fn no_distribution() -> Error {
+    let why = "an emulated policy has no distribution to measure; torch or toy have one";
+    Error::config("model.engine", "emulation", why)
 }
 
 fn wrong(key: &str, value: impl Debug, why: impl Into<String>) -> Result<()> {

@@ -3,12 +3,10 @@
 /** What curves are drawn against. */
 let against = "step";
 const AGAINST = [["step", "step"], ["seconds", "time"], ["rollouts", "rollouts"]];
-const clock = (runs) => {
-  const most = d3.max(runs, (run) => run.seconds) || 0;
-  return most > 7200 ? [3600, "h"] : most > 300 ? [60, "min"] : [1, "s"];
-};
+/** The unit of a time of so many seconds. */
+const clock = (most) => (most > 7200 ? [3600, "h"] : most > 300 ? [60, "min"] : [1, "s"]);
 function acrossOf(runs) {
-  const [unit, name] = clock(runs);
+  const [unit, name] = clock(d3.max(runs, (run) => run.seconds) || 0);
   if (against === "seconds") return { of: (run, i) => run.steps.seconds[i] / unit, label: `time, ${name}` };
   if (against === "rollouts") return { of: (run, i) => run.steps.rollouts[i], label: "rollouts trained" };
   return { of: (run, i) => run.steps.step[i], label: "step" };
@@ -31,6 +29,30 @@ function plot(options) {
   });
 }
 
+/** Where an axis begins and ends: around its values, or where `least` and `most` say. */
+function domainOf(values, { domain, least, most } = {}) {
+  if (domain) return domain;
+  let [low, high] = d3.extent(values);
+  low = least ?? low ?? 0;
+  high = most ?? high ?? 1;
+  if (!(high > low)) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) * 0.1, low + Math.abs(low) * 0.1];
+  const nice = d3.scaleLinear().domain([low, high]).nice(5).domain();
+  return [least ?? nice[0], most != null && most > (least ?? nice[0]) ? most : nice[1]];
+}
+
+/** Round numbers of a logarithmic axis, so few that each has room for its label. */
+function logTicks([low, high], room) {
+  const most = Math.max(2, Math.floor(room / 58));
+  const [from, to] = [low, high].map((x) => Math.floor(Math.log10(x)));
+  const of = (steps, every = 1) => d3.range(from, to + 1).filter((power) => power % every === 0)
+    .flatMap((power) => steps.map((step) => Number((step * 10 ** power).toPrecision(3)))).filter((x) => x >= low * 0.999 && x <= high * 1.001);
+  for (const steps of [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]]) {
+    const ticks = of(steps);
+    if (ticks.length <= most && (ticks.length > 1 || steps.length > 4)) return ticks;
+  }
+  return of([1], Math.ceil((to - from + 1) / most));
+}
+
 /** Labels at the ends of lines, apart from each other by a line of text. */
 function endLabels(ends, domain, height) {
   const room = height - BASE.marginTop - BASE.marginBottom;
@@ -51,25 +73,30 @@ function endLabels(ends, domain, height) {
     }
     if (!moved) break;
   }
+  // None above the picture or below it, as far as there is room.
+  placed.forEach((end, i) => { end.at = Math.max(end.at, 13.5 * i); });
+  placed.forEach((end, i) => { end.at = Math.min(end.at, Math.max(room, 13.5 * (placed.length - 1)) - 13.5 * (placed.length - 1 - i)); });
   return placed.map((end) => ({ ...end, y: scale.invert(end.at) }));
 }
 
 /**
  * Curves. A series: {name, color, points: [{x, y}], thin: points behind it, dash, width, band: [{x, low, high}], step: true};
- * rules: [{y, text, color}], dots: [{x, y, color, text, hollow}].
+ * rules: [{y, text, color}], dots: [{x, y, color, text, hollow}]; y as `domainOf` has it. What a logarithmic axis has no place for is left out.
  */
 function curves({ width, height = 230, series, rules = [], dots = [], x, y, format = number, label = true, tick }) {
-  const drawn = series.filter((one) => one.points.some((point) => point.y != null));
-  if (!drawn.length) return el("p", { class: "none" }, "The log has no such numbers.");
+  const log = x.type === "log";
+  const there = (point) => point.y != null && point.x != null && !(log && !(point.x > 0));
+  const drawn = series.map((one) => (log ? { ...one, points: one.points.filter(there) } : one)).filter((one) => one.points.some(there));
+  dots = dots.filter(there);
+  if (!drawn.length) return el("p", { class: "none" }, NOTHING);
   const all = drawn.flatMap((one) => one.points.map((point) => ({ ...point, series: one }))).filter((point) => point.y != null);
   const bands = drawn.flatMap((one) => one.band || []);
   const values = [
     ...all.map((p) => p.y), ...rules.map((rule) => rule.y), ...dots.map((dot) => dot.y), ...bands.flatMap((b) => [b.low, b.high]),
     ...drawn.flatMap((one) => (one.thin || []).map((p) => p.y)).filter((v) => v != null),
   ];
-  let domain = y.domain || d3.extent(values);
-  if (domain[0] === domain[1]) domain = domain[0] === 0 ? [0, 1] : [domain[0] - Math.abs(domain[0]) * 0.1, domain[1] + Math.abs(domain[1]) * 0.1];
-  if (!y.domain) domain = d3.scaleLinear().domain(domain).nice(5).domain();
+  const domain = domainOf(values, y);
+  const within = (v) => Math.min(domain[1], Math.max(domain[0], v));
   if (format === percent && !tick) {
     const digits = d3.precisionFixed(100 * d3.tickStep(...domain, 5));
     tick = (v) => `${(100 * v).toFixed(digits)} %`;
@@ -86,12 +113,15 @@ function curves({ width, height = 230, series, rules = [], dots = [], x, y, form
   const told = (p) => `${p.series.name ? `${p.series.name}\n` : ""}${x.label} ${number(p.x)}\n${y.name || y.label} ${format(p.y)}`;
   return plot({
     width, height, marginRight,
-    x: { label: x.label, domain: x.domain, tickFormat: x.tickFormat },
+    x: {
+      label: x.label, domain: x.domain,
+      ...(log ? { type: "log", ticks: logTicks(x.domain ?? d3.extent([...all, ...dots], (p) => p.x), width - BASE.marginLeft - marginRight), tickFormat: number } : {}),
+    },
     y: { domain, label: y.label, tickFormat: tick || ((v) => format(v)), labelAnchor: "top" },
     marks: [
       ...rules.map((rule) => Plot.ruleY([rule.y], { stroke: rule.color || "var(--bound)", strokeDasharray: "5 3", strokeWidth: 1.4 })),
       ...drawn.flatMap((one) => [
-        one.band && Plot.areaY(one.band, { x: "x", y1: "low", y2: "high", fill: one.color, fillOpacity: 0.16 }),
+        one.band && Plot.areaY(one.band, { x: "x", y1: (b) => within(b.low), y2: (b) => within(b.high), fill: one.color, fillOpacity: 0.16 }),
         one.thin && Plot.lineY(one.thin, { x: "x", y: "y", stroke: one.color, strokeOpacity: 0.3, strokeWidth: 1 }),
         Plot.lineY(one.points, {
           x: "x", y: "y", stroke: one.color, strokeWidth: one.width || 2, strokeOpacity: one.opacity, strokeDasharray: one.dash,
@@ -127,18 +157,22 @@ function series(runs, name, { many, step } = {}) {
   });
 }
 
-/** Numbers of columns of all runs. */
-function columns(runs, names) {
+/** Numbers of columns of all runs, and what is the same at each step of one. */
+function columns(runs, names, more = {}) {
   return () => ({
-    header: [...(runs.length > 1 ? ["run"] : []), "first step", "last step", "seconds", "rollouts", ...names],
+    header: [...(runs.length > 1 ? ["run"] : []), "first step", "last step", "seconds", "rollouts", ...names, ...Object.keys(more)],
     rows: runs.flatMap((run) =>
       (run.steps.step || []).map((step, i) => [
         ...(runs.length > 1 ? [run.name] : []), run.steps.first[i], step, run.steps.seconds[i], run.steps.rollouts[i],
-        ...names.map((name) => run.steps[name][i]),
+        ...names.map((name) => run.steps[name][i]), ...Object.values(more).map((of) => of(run)),
       ]),
     ),
   });
 }
+
+/** The steps of a part of the run. */
+const stepsOf = (time) => `${time.first}–${time.last}`;
+const NOTHING = "The log has no such numbers.";
 
 const same = (runs, a, b) => runs.every((run) => (run.steps[a] || []).every((x, i) => Math.abs(x - run.steps[b][i]) < 1e-9));
 
@@ -148,10 +182,17 @@ const unit = (runs, name) => {
   return values.every((v) => v >= 0 && v <= 1) ? [0, 1] : undefined;
 };
 
+/** Held-out success of a run: after a step, or before and after training; of how many prompts; sampled, or greedy. */
+function heldOut({ held_out: { before, after, checkpoints } }) {
+  const rates = (of, when) => (of ? [[when, of.prompts, of.sampled, of.greedy]] : []);
+  return [...rates(before, "before training"), ...checkpoints.map(([step, y]) => [step, null, y, null]), ...rates(after, "after training")];
+}
+
 function learning(parent, runs) {
   const alike = same(runs, "reward", "success");
   const held = (run, r) => {
     const steps = run.steps.step || [];
+    if (!steps.length) return [];
     const x = acrossOf(runs);
     const at = (step) => x.of(run, Math.max(0, d3.bisectLeft(steps, step, 0, steps.length - 1)));
     const { before, after, checkpoints } = run.held_out;
@@ -165,6 +206,9 @@ function learning(parent, runs) {
     return dots.filter((dot) => dot.y != null).map((dot) => ({ ...dot, color: PALETTE[r] }));
   };
   const anyHeld = runs.some((run) => run.held_out.after || run.held_out.before || run.held_out.checkpoints.length);
+  const heldTable = () => ({
+    title: "Held-out success", header: ["run", "after step", "prompts", "sampled", "greedy"], rows: runs.flatMap((run) => heldOut(run).map((row) => [run.name, ...row])),
+  });
   const dotsSay = anyHeld ? " Circles: held-out success, sampled (hollow) and greedy (full), before and after training." : "";
   const draw = (name, label, dots) => (width) =>
     curves({
@@ -179,12 +223,12 @@ function learning(parent, runs) {
       wide: alike,
     },
     (width) => draw("reward", "reward", alike ? runs.flatMap(held) : [])(width),
-    columns(runs, ["reward", "success"]),
+    () => [columns(runs, alike ? ["reward", "success"] : ["reward"])(), ...(alike ? [heldTable()] : [])],
   );
   if (!alike) {
     figure(
       parent, { title: "Success", what: `Share of each step's rollouts with a reward of 1 or more.${dotsSay}` },
-      (width) => draw("success", "success", runs.flatMap(held))(width), columns(runs, ["success"]),
+      (width) => draw("success", "success", runs.flatMap(held))(width), () => [columns(runs, ["success"])(), heldTable()],
     );
   }
 }
@@ -193,7 +237,7 @@ function health(parent, runs) {
   const small = (title, name, what, format) =>
     figure(
       parent, { title, what },
-      (width) => curves({ width, height: 150, series: series(runs, name), x: acrossOf(runs), y: { label: "", name: title.toLowerCase() }, format, label: false }),
+      (width) => curves({ width, height: 150, series: series(runs, name), x: acrossOf(runs), y: { label: "", name: title.toLowerCase(), least: 0 }, format, label: false }),
       columns(runs, [name]),
     );
   small("Entropy", "entropy", "Nats a token.");
@@ -205,12 +249,10 @@ function health(parent, runs) {
 /** One map a run, side by side: cells {x1, x2, y1, y2, value}. */
 function maps(width, runs, { cells, domain, y, format, over, height = 230, x = "step", text }) {
   const color = amount();
-  const columns = runs.length > 1 ? Math.min(runs.length, width > 760 ? 3 : width > 480 ? 2 : 1) : 1;
-  const each = (width - 28 * (columns - 1)) / columns;
-  const one = (run) => {
+  const one = (run, each) => {
     const of = cells(run);
     const head = runs.length > 1 ? el("h4", {}, run.name) : null;
-    if (!of.length) return el("div", {}, head, el("p", { class: "none" }, "The log has no such numbers."));
+    if (!of.length) return el("div", {}, head, el("p", { class: "none" }, NOTHING));
     const drawn = plot({
       width: each, height, marginRight: 14,
       color: { type: "linear", domain, interpolate: color, clamp: true },
@@ -225,16 +267,21 @@ function maps(width, runs, { cells, domain, y, format, over, height = 230, x = "
     drawn.dataset.of = run.name;
     return el("div", {}, head, drawn);
   };
-  return [
-    ramp(color, format(domain[0]), format(domain[1]), text),
-    el("div", { class: "runs", style: `grid-template-columns:repeat(${columns},minmax(0,1fr))` }, runs.map(one)),
-  ];
+  return [ramp(color, format(domain[0]), format(domain[1]), text), panels(width, runs, one)];
 }
 
 /** Where a part of the run begins and ends on the axis of steps. */
 const span = (times, i) => [i > 0 ? times[i - 1].last : times[i].first - 1, times[i].last];
 
+/** What is said of tokens that a safeguard left out for their lag, where there are some. */
+function leftOut(runs, says) {
+  const some = runs.filter((run) => run.left_out > 0);
+  const many = some.map((run) => `${count(run.left_out)}${runs.length > 1 ? ` of ${run.name}` : ""}`).join(", ");
+  return some.length ? ` Tokens that a safeguard left out for their lag (${many}) ${says}.` : "";
+}
+
 function lag(parent, runs) {
+  const without = leftOut(runs, "do not count");
   const bounds = (rules) => rules.filter((rule, i) => rule.y != null && rules.findIndex((other) => other.y === rule.y) === i);
   const rules = () => {
     const all = bounds(runs.map((run, r) => ({ y: run.bound, text: `bound ${run.bound}`, color: PALETTE[r] })));
@@ -242,7 +289,7 @@ function lag(parent, runs) {
   };
   figure(
     parent,
-    { title: "Lag over the run", what: "Of the tokens that each step trained: the mean (line) and the largest (steps), against the bound that the run promised." },
+    { title: "Lag over the run", what: `Of the tokens that each step trained: the mean (line) and the largest (steps), against the bound that the run promised.${leftOut(runs, "count")}` },
     (width) =>
       curves({
         width, rules: rules(), x: acrossOf(runs), y: { label: "lag, steps", name: "lag", domain: [0, Math.max(1, d3.max(runs, (r) => Math.max(r.bound || 0, d3.max(r.steps.lag_max || [0]))) * 1.08)] },
@@ -251,11 +298,11 @@ function lag(parent, runs) {
           ...series(runs, "lag_mean", { many: "mean" }),
         ],
       }),
-    columns(runs, ["lag_mean", "lag_max"]),
+    columns(runs, ["lag_mean", "lag_max"], { bound: (run) => run.bound }),
   );
   figure(
     parent,
-    { title: "Lag by position in the response", what: "Later tokens come from newer weights, so that lag falls along a response: mean (line) and largest (steps) over the whole run." },
+    { title: "Lag by position in the response", what: `Later tokens come from newer weights, so that lag falls along a response: mean (line) and largest (steps) over the whole run.${without}` },
     (width) =>
       curves({
         width, rules: rules(), x: { label: "position in the response, %", domain: [0, 100] },
@@ -268,7 +315,7 @@ function lag(parent, runs) {
           ];
         }),
       }),
-    () => ({ header: ["run", "from", "to", "mean", "max"], rows: runs.flatMap((run) => run.by_position.map((p) => [run.name, percent(p.from), percent(p.to), p.mean, p.max])) }),
+    () => ({ header: ["run", "from", "to", "mean", "max", "bound"], rows: runs.flatMap((run) => run.by_position.map((p) => [run.name, percent(p.from), percent(p.to), p.mean, p.max, run.bound])) }),
   );
   const cells = (run) =>
     run.times.flatMap((time, i) => {
@@ -281,31 +328,38 @@ function lag(parent, runs) {
   const most = d3.max(runs, (run) => d3.max(run.times, (time) => d3.max(time.lag))) || 1;
   figure(
     parent,
-    { title: "Where in a response the lag was, over the run", what: "Mean lag of trained tokens by position in the response (up) and step (right).", wide: true },
+    { title: "Where in a response the lag was, over the run", what: `Mean lag of trained tokens by position in the response (up) and step (right).${without}`, wide: true },
     (width) => maps(width, runs, { cells, domain: [0, most], format: number, text: "mean lag, steps", y: { label: "position, %", domain: [0, 100], labelAnchor: "top" }, height: 210 }),
     () => ({
-      header: ["run", "steps", ...runs[0].by_position.map((p) => `${100 * p.from} %`)],
-      rows: runs.flatMap((run) => run.times.map((time) => [run.name, `${time.first}–${time.last}`, ...time.lag])),
+      header: ["run", "steps", ...runs[0].by_position.map((p) => `${whole(p.from).replace(" %", "")}–${whole(p.to)}`)],
+      rows: runs.flatMap((run) => run.times.map((time) => [run.name, stepsOf(time), ...time.lag])),
     }),
   );
 }
 
 const lagName = (row) => (row.from === row.to ? `${row.from}` : `${row.from}–${row.to}`);
 
+const ESS_AFTER = "ESS of the loss's weights, after truncation";
+const ESS_BEFORE = "ESS of ratios before truncation";
+
 function offPolicy(parent, runs) {
+  const without = leftOut(runs, "do not count");
   figure(
     parent,
-    { title: "Effective sample size over the run", what: "(Σw)² / (n Σw²) of the importance weights after the loss's truncation: 1 is on policy." },
+    {
+      title: "ESS of the loss's weights over the run",
+      what: "Effective sample size (Σw)² / (n Σw²) of the loss's weights, after truncation: 1 is on policy. What `Numbers` have by lag is of ratios before truncation.",
+    },
     (width) => {
       const least = d3.min(runs, (run) => d3.min(run.steps.ess || [])) ?? 0;
       const low = Math.min(0.99, Math.floor(least * 100 - 0.5) / 100);
-      return curves({ width, series: series(runs, "ess"), x: acrossOf(runs), y: { label: "ESS", domain: [low, 1] } });
+      return curves({ width, series: series(runs, "ess"), x: acrossOf(runs), y: { label: "ESS, after truncation", name: "ESS", domain: [low, 1] } });
     },
-    columns(runs, ["ess"]),
+    () => { const { header, rows } = columns(runs, ["ess"])(); return { header: [...header.slice(0, -1), ESS_AFTER], rows }; },
   );
   figure(
     parent,
-    { title: "KL by lag", what: "Of the behavior from the current policy, nats a token: two estimates of one number (Schulman 2020). k3 is never below 0 and varies less." },
+    { title: "KL by lag", what: `Of the behavior from the current policy, nats a token: two estimates of one number (Schulman 2020). k3 is never below 0 and varies less.${runs.length > 1 ? " Lines: k3; dashed: k1." : ""}${without}` },
     (width) =>
       curves({
         width, x: { label: "lag, steps" }, y: { label: "KL, nats a token", name: "KL" },
@@ -322,16 +376,16 @@ function offPolicy(parent, runs) {
   );
   figure(
     parent,
-    { title: "Importance ratio by lag", what: "Current over behavior probability of trained tokens: median (dot), where 80 % (thick) and 98 % (thin) of them are." },
+    { title: "Importance ratio by lag", what: `Current over behavior probability of trained tokens: median (dot), where 80 % (thick) and 98 % (thin) of them are.${without}` },
     (width) => ratios(width, runs),
     byLag(runs),
   );
   figure(
     parent,
-    { title: "How old trained tokens were", what: "Share of all trained tokens by their lag." },
+    { title: "How old trained tokens were", what: `Share of all trained tokens by their lag.${without}` },
     (width) => {
       const rows = runs.flatMap((run, r) => run.by_lag.map((row) => ({ ...row, run: run.name, color: PALETTE[r], name: lagName(row) })));
-      if (!rows.length) return el("p", { class: "none" }, "The log has no such numbers.");
+      if (!rows.length) return el("p", { class: "none" }, NOTHING);
       const many = runs.length > 1;
       return [
         many ? keys(...runs.map((run, r) => [PALETTE[r], run.name])) : null,
@@ -352,13 +406,13 @@ function offPolicy(parent, runs) {
 }
 
 const byLag = (runs) => () => ({
-  header: ["run", "lag", "tokens", "share", "ESS", "k1", "k3", "ratio 1 %", "10 %", "median", "90 %", "99 %"],
+  header: ["run", "lag", "tokens", "share", ESS_BEFORE, "k1", "k3", "ratio 1 %", "10 %", "median", "90 %", "99 %"],
   rows: runs.flatMap((run) => run.by_lag.map((row) => [run.name, lagName(row), row.tokens, percent(row.share), row.ess, row.k1, row.k3, ...row.ratios])),
 });
 
 function ratios(width, runs) {
   const rows = runs.flatMap((run, r) => run.by_lag.filter((row) => row.ratios[0] != null).map((row) => ({ row, run, r, q: row.ratios, name: lagName(row) })));
-  if (!rows.length) return el("p", { class: "none" }, "The log has no such numbers.");
+  if (!rows.length) return el("p", { class: "none" }, NOTHING);
   const far = Math.max(0.01, d3.max(rows, ({ q }) => d3.max(q, (ratio) => Math.abs(Math.log(ratio))))) * 1.1;
   const domain = [Math.exp(-far), Math.exp(far)];
   const wanted = far > 0.7 ? [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100] : d3.ticks(...domain, 6);
@@ -385,6 +439,8 @@ function ratios(width, runs) {
     }),
   ];
 }
+
+const DASHES = ["5 3", "2 3", "8 3 2 3"];
 
 function lengths(parent, runs) {
   const cells = (run) =>
@@ -414,7 +470,15 @@ function lengths(parent, runs) {
       what: "Trained rollouts by completion length: how many (colour), the median (line), and the lengths that 10 and 90 % stay under (dashed).",
     },
     (width) => maps(width, runs, { cells, domain: [0, most], format: percent, text: "share of the steps' rollouts", y: { label: "tokens", domain: [0, longest], labelAnchor: "top" }, over, height: 260 }),
-    () => ({ header: ["run", "steps", "10 %", "median", "90 %"], rows: runs.flatMap((run) => run.times.map((time) => [run.name, `${time.first}–${time.last}`, ...time.quantiles])) }),
+    // Lengths are counted in ranges that each run has its own of.
+    () => runs.map((run) => {
+      const rows = d3.max(run.times, (time) => time.lengths.length) || 0;
+      const range = (row) => (run.length_width > 1 ? `${row * run.length_width}–${(row + 1) * run.length_width - 1}` : `${row}`);
+      return {
+        title: `${runs.length > 1 ? `${run.name}: rollouts` : "Rollouts"} by length, tokens`, header: ["steps", "10 %", "median", "90 %", ...d3.range(rows).map(range)],
+        rows: run.times.map((time) => [stepsOf(time), ...time.quantiles, ...d3.range(rows).map((row) => time.lengths[row] ?? 0)]),
+      };
+    }),
   );
   const reasons = [...new Set(runs.flatMap((run) => run.stops))];
   if (reasons.length < 2) {
@@ -430,10 +494,15 @@ function lengths(parent, runs) {
         series: runs.flatMap((run, r) =>
           run.stops.map((stop, s) => ({
             name: runs.length > 1 ? `${run.name}: ${stop}` : stop, color: PALETTE[runs.length > 1 ? r : s],
+            dash: runs.length > 1 && s ? DASHES[(s - 1) % DASHES.length] : null,
             points: run.times.map((time, i) => ({ x: d3.mean(span(run.times, i)), y: time.stops[s] })),
           })),
         ),
       }),
+    () => ({
+      header: ["run", "steps", ...reasons],
+      rows: runs.flatMap((run) => run.times.map((time) => [run.name, stepsOf(time), ...reasons.map((reason) => percent(time.stops[run.stops.indexOf(reason)] ?? 0))])),
+    }),
   );
 }
 
@@ -472,7 +541,7 @@ function prompts(parent, runs) {
         return el("div", {}, head, drawn);
       })),
     ],
-    () => ({ header: ["run", "steps", ...GROUPS], rows: runs.flatMap((run) => run.times.map((time) => [run.name, `${time.first}–${time.last}`, ...time.groups])) }),
+    () => ({ header: ["run", "steps", ...GROUPS], rows: runs.flatMap((run) => run.times.map((time) => [run.name, stepsOf(time), ...time.groups])) }),
   );
   const NAMES = ["never", ...d3.range(10).map((i) => `${10 * i}–${10 * i + 10}`), "always"];
   const short = (name) => (name === "0–10" ? ">0" : name.split("–")[0]);
@@ -517,16 +586,18 @@ function sizes(parent, runs) {
     { title: "Success by size of a generated task, over the run", what: "Share of the rollouts that succeeded, discarded and waiting ones too.", wide: true },
     (width) => {
       const tasks = [...new Set(runs.flatMap((run) => run.over_steps.flatMap((part) => part.sizes.map((s) => s.task))))];
-      const each = Math.max(240, (width - 28 * (tasks.length - 1)) / Math.min(tasks.length, width > 760 ? 3 : width > 480 ? 2 : 1) - 8);
-      const one = (run) => (task) => {
-        const cells = run.over_steps.flatMap((part) => part.sizes.filter((s) => s.task === task && s.success != null).map((s) => ({
-          x1: part.first_step - 1, x2: part.last_step, y1: s.size - 0.5, y2: s.size + 0.5, value: s.success,
-          told: `steps ${part.first_step} to ${part.last_step}\n${task}, size ${s.size}\n${percent(s.success)} of ${count(s.groups)} groups' rollouts`,
-        })));
-        if (!cells.length) return null;
+      const cellsOf = (run, task) => run.over_steps.flatMap((part) => part.sizes.filter((s) => s.task === task && s.success != null).map((s) => ({
+        x1: part.first_step - 1, x2: part.last_step, y1: s.size - 0.5, y2: s.size + 0.5, value: s.success,
+        told: `steps ${part.first_step} to ${part.last_step}\n${task}, size ${s.size}\n${percent(s.success)} of ${count(s.groups)} groups' rollouts`,
+      })));
+      const all = runs.flatMap((run) => tasks.map((task) => ({ run, task, cells: cellsOf(run, task) }))).filter(({ cells }) => cells.length);
+      if (!all.length) return el("p", { class: "none" }, "No rollout has a reward.");
+      const one = ({ run, task, cells }, each) => {
+        const sizes = [...new Set(cells.map((c) => c.y1 + 0.5))].sort(d3.ascending);
+        const every = Math.ceil(sizes.length / 10);
         const drawn = plot({
           width: each, height: 190, marginRight: 10, color: { type: "linear", domain: [0, 1], interpolate: amount() },
-          x: { label: "step" }, y: { grid: false, label: "size", ticks: [...new Set(cells.map((c) => c.y1 + 0.5))].slice(0, 12), tickFormat: "d" },
+          x: { label: "step" }, y: { grid: false, label: "size", ticks: sizes.filter((_, i) => i % every === 0), tickFormat: "d" },
           marks: [
             Plot.rect(cells, { x1: "x1", x2: "x2", y1: "y1", y2: "y2", fill: "value", inset: 0.5 }),
             Plot.tip(cells, Plot.pointer({ x1: "x1", x2: "x2", y1: "y1", y2: "y2", title: "told", ...tip })),
@@ -535,11 +606,8 @@ function sizes(parent, runs) {
         drawn.dataset.of = `${run.name}: ${task}`;
         return el("div", {}, el("h4", {}, runs.length > 1 ? `${run.name}: ${task}` : task), drawn);
       };
-      return [
-        ramp(amount(), "0 %", "100 %", "success"),
-        el("div", { class: "runs", style: `grid-template-columns:repeat(auto-fill,minmax(${Math.min(each, width)}px,1fr))` }, runs.flatMap((run) => tasks.map(one(run)))),
-      ];
+      return [ramp(amount(), "0 %", "100 %", "success"), panels(width, all, one)];
     },
-    () => ({ header: ["run", "steps", "task", "size", "success"], rows: runs.flatMap((run) => run.over_steps.flatMap((part) => part.sizes.map((s) => [run.name, `${part.first_step}–${part.last_step}`, s.task, s.size, percent(s.success)]))) }),
+    () => ({ header: ["run", "steps", "task", "size", "groups", "success"], rows: runs.flatMap((run) => run.over_steps.flatMap((part) => part.sizes.map((s) => [run.name, `${part.first_step}–${part.last_step}`, s.task, s.size, s.groups, percent(s.success)]))) }),
   );
 }

@@ -8,90 +8,185 @@ function compare(parent, { runs, differences }) {
       ? "Sorted: what was learned, then how fast, then what may be why; the largest difference first. What is smaller than noise or a tenth stands below, in grey."
       : "No figure differs by more than noise or a tenth.",
   ));
-  const named = (text) => sentence(text);
-  if (matter.length) parent.append(el("ul", { class: "told" }, matter.slice(0, 7).map((d) => el("li", {}, named(d.told)))));
-  const best = (d, i) => (d.size >= 1 ? el("b", {}, d.values[i] ?? "–") : d.values[i] ?? "–");
+  if (matter.length) parent.append(el("ul", { class: "told" }, matter.slice(0, 7).map((d) => el("li", {}, sentence(d.told)))));
+  /** In bold where it matters. */
+  const value = (d, i) => (d.size >= 1 ? el("b", {}, d.values[i] ?? "–") : d.values[i] ?? "–");
   parent.append(
     el("h3", { style: "margin-top:22px" }, "Figures"),
     el("div", { class: "scroll" }, el(
       "table", { id: "differences" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), runs.map((run, r) => el("th", { scope: "col", class: "n" }, el("span", { class: "dot", style: `background:${PALETTE[r]}` }), run.name)))),
-      el("tbody", {}, differences.figures.map((d) => el("tr", { class: d.size >= 1 ? null : "quiet" }, el("td", {}, d.what), runs.map((_, i) => el("td", { class: "n" }, best(d, i)))))),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "figure"), runHeads(runs, "n"))),
+      el("tbody", {}, differences.figures.map((d) => el("tr", { class: d.size >= 1 ? null : "quiet" }, el("td", {}, d.what), runs.map((_, i) => el("td", { class: "n" }, value(d, i)))))),
     )),
     el("h3", { style: "margin-top:22px" }, "Settings that differ"),
     differences.settings.length
       ? el("div", { class: "scroll" }, el(
-          "table", {},
+          "table", { id: "settings-differ" },
+          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "setting"), runHeads(runs))),
           el("tbody", {}, differences.settings.map((s) => el("tr", {}, el("td", {}, el("code", {}, s.key)), s.values.map((v) => el("td", {}, el("code", {}, v ?? "–")))))),
         ))
       : el("p", { class: "none" }, "None: what differs came of timing, or of the program and the machine."),
   );
 }
 
+/** An experiment's axes: the one with the most values, the values of the others in parts of the pictures, and the place of a setting in both. */
+function layoutOf({ axes, settings }) {
+  const names = axes.map((_, a) => [...new Set(settings.map((s) => s.at[a]))]);
+  const main = d3.greatestIndex(names, (values) => values.length) ?? 0;
+  const rest = ({ at }) => at.filter((_, a) => a !== main).join(" · ");
+  const own = ({ at }) => at[main] ?? "all";
+  const others = axes.filter((_, a) => a !== main).join(" · ");
+  return { axis: axes[main] ?? "", values: names[main] ?? [], own, rest, parts: [...new Set(settings.map(rest))], head: (part) => (part ? el("h4", {}, `${others}: ${part}`) : null) };
+}
+
 /** An experiment: the axis with the most values is colour, the others are columns. */
 function experiment(parent, of) {
-  const names = of.axes.map((_, a) => [...new Set(of.settings.map((s) => s.at[a]))]);
-  const hue = d3.greatestIndex(names, (values) => values.length) ?? 0;
-  const colors = names[hue] || [];
-  const facets = [...new Set(of.settings.map((s) => s.at.filter((_, a) => a !== hue).join(" · ")))];
-  const others = of.axes.filter((_, a) => a !== hue).join(" · ");
-  const color = (s) => PALETTE[Math.max(0, colors.indexOf(s.at[hue])) % PALETTE.length];
-  const dash = (s) => (colors.indexOf(s.at[hue]) >= PALETTE.length ? "5 3" : null);
-  const most = d3.max(of.settings, (s) => d3.max(s.curves, (c) => (c.name.endsWith("seconds") ? c.x.at(-1) : 0))) || 0;
-  const [unit, clockName] = most > 7200 ? [3600, "h"] : most > 300 ? [60, "min"] : [1, "s"];
+  const { values: colors, own, rest, parts, head } = layoutOf(of);
+  const color = (s) => PALETTE[Math.max(0, colors.indexOf(own(s))) % PALETTE.length];
+  const dash = (s) => (colors.indexOf(own(s)) >= PALETTE.length ? "5 3" : null);
+  const [unit, clockName] = clock(d3.max(of.settings, (s) => d3.max(s.curves, (c) => (c.name.endsWith("seconds") ? c.x.at(-1) : 0))) || 0);
   const bandSays = of.seeds > 1 ? " Line: mean over seeds; band: one sample deviation." : "";
   const one = (title, what, name, x, y, wide) => {
     const ratio = name.endsWith("seconds") ? unit : 1;
     const curve = (s) => s.curves.find((c) => c.name === name);
     const settings = of.settings.filter(curve);
-    const values = settings.flatMap((s) => { const c = curve(s); return c.mean.flatMap((m, i) => [m - (c.deviation[i] || 0), m + (c.deviation[i] || 0)]); });
-    if (!values.length) return;
-    const [low, high] = d3.extent(values);
-    const domain = y.domain || d3.scaleLinear().domain([Math.max(y.least ?? -Infinity, low), Math.min(y.most ?? Infinity, high)]).nice(5).domain();
+    const points = (s) => { const c = curve(s); return c.x.map((at, i) => ({ x: at / ratio, y: c.mean[i], low: c.mean[i] - (c.deviation[i] || 0), high: c.mean[i] + (c.deviation[i] || 0) })); };
+    if (!settings.length) return;
+    // Of all parts, so that they can be compared.
+    const domain = domainOf(settings.flatMap((s) => points(s).flatMap((p) => [p.low, p.high])), y);
+    const across = [0, d3.max(settings, (s) => curve(s).x.at(-1)) / ratio];
     figure(
-      parent, { title, what: what + bandSays, wide: facets.length > 1 || wide },
-      (width) => {
-        const columns = Math.min(facets.length, width > 900 ? 3 : width > 560 ? 2 : 1);
-        const each = (width - 28 * (columns - 1)) / columns;
-        const part = (facet) => {
-          const drawn = curves({
-            width: each, height: 250, x: { label: x === "time" ? `time, ${clockName}` : x }, y: { ...y, domain, name: y.label },
-            series: settings.filter((s) => s.at.filter((_, a) => a !== hue).join(" · ") === facet).map((s) => {
-              const c = curve(s);
-              return {
-                name: s.at[hue] ?? "all", color: color(s), dash: dash(s), points: c.x.map((at, i) => ({ x: at / ratio, y: c.mean[i] })),
-                band: c.deviation.length ? c.x.map((at, i) => ({ x: at / ratio, low: c.mean[i] - c.deviation[i], high: c.mean[i] + c.deviation[i] })) : null,
-              };
-            }),
-          });
-          if (drawn.dataset) drawn.dataset.of = facet;
-          return el("div", {}, facet ? el("h4", {}, `${others}: ${facet}`) : null, drawn);
-        };
-        return el("div", { class: "runs", style: `grid-template-columns:repeat(${columns},minmax(0,1fr))` }, facets.map(part));
-      },
+      parent, { title, what: what + bandSays, wide: parts.length > 1 || wide },
+      (width) => panels(width, parts, (part, each) => {
+        const drawn = curves({
+          width: each, height: 250, x: { label: x === "time" ? `time, ${clockName}` : x, domain: across }, y: { label: y.label, domain, name: y.label },
+          series: settings.filter((s) => rest(s) === part).map((s) => ({ name: own(s), color: color(s), dash: dash(s), points: points(s), band: curve(s).deviation.length ? points(s) : null })),
+        });
+        if (drawn.dataset) drawn.dataset.of = part;
+        return el("div", {}, head(part), drawn);
+      }),
       () => ({
-        header: [...of.axes, x, "mean", "deviation", "seeds"],
+        header: [...of.axes, x === "time" ? `time, ${clockName}` : x, "mean", "deviation", "seeds"],
         rows: settings.flatMap((s) => { const c = curve(s); return c.x.map((at, i) => [...s.at, at / ratio, c.mean[i], c.deviation[i] ?? null, c.seeds]); }),
       }),
     );
   };
-  const grid = parent;
-  void grid;
   const unitInterval = (name) => (of.settings.every((s) => s.curves.filter((c) => c.name === name).every((c) => c.mean.every((m) => m >= 0 && m <= 1))) ? [0, 1] : undefined);
-  one("Reward against time", "Mean reward of the rollouts that were trained.", "reward by seconds", "time", { label: "reward", domain: unitInterval("reward by seconds") });
+  const lags = () => one("Largest lag over steps", "Of trained tokens, steps.", "lag_max by step", "step", { label: "lag, steps", least: 0 });
+  if (of.emulated.length) {
+    lags();
+    return;
+  }
+  one("Reward against time", "Mean reward of the rollouts that were trained, by the time since the first was admitted.", "reward by seconds", "time", { label: "reward", domain: unitInterval("reward by seconds") });
   one("Reward against rollouts", "The same by how many rollouts were trained: what a sample teaches, whatever its time.", "reward by rollouts", "rollouts trained", { label: "reward", domain: unitInterval("reward by rollouts") });
-  one("Rollouts against time", "How fast samples are trained.", "rollouts by seconds", "time", { label: "rollouts", least: 0 });
-  one("Largest lag over steps", "Of trained tokens, steps.", "lag_max by step", "step", { label: "lag, steps", least: 0 });
-  one("Effective sample size over steps", "(Σw)² / (n Σw²) of the importance weights after the loss's truncation: 1 is on policy.", "ess by step", "step", { label: "ESS", least: 0, most: 1 });
+  one("Rollouts against time", "How fast samples are trained, from the first admission on.", "rollouts by seconds", "time", { label: "rollouts", least: 0 });
+  lags();
+  one("ESS of the loss's weights over steps", "Effective sample size (Σw)² / (n Σw²) of the loss's weights, after truncation: 1 is on policy.", "ess by step", "step", { label: "ESS, after truncation", most: 1 });
+  if (!parent.firstChild) parent.append(el("p", { class: "none wide" }, "No run has a curve yet."));
+}
+
+/** Who says a number: its colour. */
+const SAYS = [["measured", "var(--one)"], ["formulas", "var(--two)"], ["simulation", "var(--three)"]];
+
+/** Numbers of settings, a row each: dots with a bar of one sample deviation, and ticks. Rows: {name, dots: [{x, spread, color, what}], ticks: the same}. */
+function rowsPicture({ width, rows, domain, label, rule }) {
+  const names = rows.map((row) => row.name);
+  const short = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
+  const marginLeft = Math.min(width / 2.6, 14 + 6.6 * d3.max(names, (name) => short(name).length));
+  const of = (kind) => rows.flatMap((row) => (row[kind] || []).filter((one) => one.x != null).map((one) => ({ ...one, name: row.name })));
+  const [dots, ticks] = [of("dots"), of("ticks")];
+  const told = (d) => `${d.name}\n${d.what} ${number(d.x)}${d.spread == null ? "" : ` ± ${number(d.spread)}`}`;
+  const color = (d) => d.color;
+  const within = (x) => Math.min(domain[1], Math.max(domain[0], x));
+  return plot({
+    width, height: 26 * names.length + 62, marginTop: 10, marginBottom: 42, marginLeft, marginRight: 16,
+    x: { domain, label, ticks: Math.max(2, Math.round((width - marginLeft) / 90)), tickFormat: number },
+    y: { type: "band", domain: names, grid: false, tickFormat: short, padding: 0.2, ticks: names },
+    marks: [
+      Plot.gridX({ ticks: Math.max(2, Math.round((width - marginLeft) / 90)), stroke: "var(--line)", strokeOpacity: 1 }),
+      rule == null ? null : Plot.ruleX([rule], { stroke: "var(--bound)", strokeDasharray: "5 3", strokeWidth: 1.4 }),
+      Plot.tickX(ticks, { x: "x", y: "name", stroke: color, strokeWidth: 2.4 }),
+      Plot.ruleY(dots.filter((d) => d.spread != null), { x1: (d) => within(d.x - d.spread), x2: (d) => within(d.x + d.spread), y: "name", stroke: color, strokeWidth: 1.6 }),
+      Plot.dot(dots, { x: "x", y: "name", r: 4.2, fill: color, stroke: "var(--ground)", strokeWidth: 1 }),
+      Plot.tip([...dots, ...ticks], Plot.pointer({ x: "x", y: "name", title: told, ...tip })),
+    ],
+  });
+}
+
+const saidBy = (point) => ({
+  dots: [{ x: point.measured.mean, spread: point.measured.deviation, what: SAYS[0][0], color: SAYS[0][1] }],
+  ticks: [{ x: point.formulas, what: SAYS[1][0], color: SAYS[1][1] }, { x: point.simulation, what: SAYS[2][0], color: SAYS[2][1] }],
+});
+const saidTable = (axes, points, at) => () => ({
+  header: [...axes, "measured", "deviation", "formulas", "simulation"], rows: points.map((p) => [...at(p), p.measured.mean, p.measured.deviation, p.formulas, p.simulation]),
+});
+/** Only who says something has a colour to be told. */
+const saidKeys = (points) => {
+  const some = [true, points.some((p) => p.formulas != null), points.some((p) => p.simulation != null)];
+  return keys(...SAYS.filter((_, i) => some[i]).map(([name, color]) => [color, name]));
+};
+const spreadSays = (points) => (points.some((p) => p.measured.deviation != null) ? " Bars: one sample deviation over seeds." : "");
+
+/** Emulated accelerators: what they came to beside what a plan says of the same layout, and what coordination cost. */
+function emulated(parent, of) {
+  const points = of.emulated;
+  const { own, rest, parts, head } = layoutOf(of);
+  const rows = (part, row) => points.filter((p) => rest(p) === part).map((p) => ({ name: own(p), ...row(p) }));
+  const picture = ({ title, what, legend, label, row, values, table }) => figure(
+    parent, { title, what, wide: true },
+    (width) => [legend(), panels(width, parts.filter((part) => points.some((p) => rest(p) === part)), (part, each) => {
+      const drawn = rowsPicture({ width: each, rows: rows(part, row), domain: domainOf(points.flatMap(values), { least: 0 }), label });
+      drawn.dataset.of = part;
+      return el("div", {}, head(part), drawn);
+    })],
+    table,
+  );
+  picture({
+    title: "Throughput", label: "tokens a flash", row: saidBy, legend: () => saidKeys(points),
+    what: `Measured in the steady state (dots), beside what closed forms and a simulation event by event say of the same layout (ticks).${spreadSays(points)}`,
+    values: (p) => [p.measured.mean + (p.measured.deviation || 0), p.formulas, p.simulation], table: saidTable(of.axes, points, (p) => p.at),
+  });
+  const ADDED = [{ key: "decode_added_ms", name: "to a decode step", color: "var(--four)" }, { key: "step_added_ms", name: "to the training of a step", color: "var(--five)" }];
+  picture({
+    title: "What coordination added", label: "added, ms", what: "Mean time that no accelerator was meant to take: what its worker did besides, and sleep that ended late.",
+    legend: () => keys(...ADDED.map(({ name, color }) => [color, name])),
+    row: (p) => ({ dots: ADDED.map(({ key, name, color }) => ({ x: p[key], what: `${name}, ms:`, color })) }),
+    values: (p) => ADDED.map(({ key }) => p[key]),
+    table: () => ({ header: [...of.axes, ...ADDED.map(({ name }) => `${name}, ms`)], rows: points.map((p) => [...p.at, ...ADDED.map(({ key }) => p[key])]) }),
+  });
+  experiment(parent, of);
+}
+
+/** How much faster one value of an axis is than another, by what else differs. */
+function speedUp(parent, { table, points: all }) {
+  const points = all.filter((p) => p.measured);
+  const name = (p) => p.at.join(" · ") || "all";
+  if (points.length) {
+    figure(
+      parent, { title: "Speed-up by setting", what: `Times the tokens; the dashed line is no gain.${spreadSays(points)}`, wide: true },
+      (width) => [
+        saidKeys(points),
+        rowsPicture({
+          width: Math.min(width, 820), rows: points.map((p) => ({ name: name(p), ...saidBy(p) })), label: "times", rule: 1,
+          domain: domainOf(points.flatMap((p) => [1, p.measured.mean - (p.measured.deviation || 0), p.measured.mean + (p.measured.deviation || 0), p.formulas, p.simulation])),
+        }),
+      ],
+      saidTable(["setting"], points, (p) => [name(p)]),
+    );
+  }
+  plainTable(parent, "speed-ups", table);
+}
+
+/** A table whose first columns are words, and the others numbers. */
+function plainTable(parent, id, { header, rows, words }) {
+  const cell = (tag, attributes) => (text, i) => el(tag, { ...attributes, class: i < words ? null : "n" }, text);
+  parent.append(el("div", { class: "scroll" }, el(
+    "table", { id }, el("thead", {}, el("tr", {}, header.map(cell("th", { scope: "col" })))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell("td", {}))))),
+  )));
 }
 
 function experimentTable(parent, of) {
-  const axes = of.axes.length;
-  parent.append(el("div", { class: "scroll" }, el(
-    "table", { id: "table" },
-    el("thead", {}, el("tr", {}, of.header.map((name, i) => el("th", { scope: "col", class: i < axes ? null : "n" }, name)))),
-    el("tbody", {}, of.settings.map((s) => el("tr", {}, s.at.map((v) => el("td", {}, v)), s.row.map((v) => el("td", { class: "n" }, v))))),
-  )));
+  plainTable(parent, "table", of.table);
   const failed = of.settings.flatMap((s) => s.failed.map((why) => el("li", {}, `${s.at.join(" · ")}: ${visible(why)}`)));
   if (failed.length) parent.append(el("h3", { style: "margin-top:18px" }, "What failed runs said"), el("ul", { class: "notes" }, failed));
 }

@@ -13,18 +13,24 @@ function section(id, title, lead, fill, grid) {
 function themeButton() {
   const told = () => (dark() ? "Light" : "Dark");
   const button = el("button", { type: "button", id: "theme", "aria-label": "Switch between light and dark" }, told());
-  const set = (theme) => {
-    document.documentElement.dataset.theme = theme;
+  const theme = document.documentElement.dataset;
+  /** What has colours of its own is drawn again. */
+  const recolour = () => {
     button.textContent = told();
-    redrawAll();
     for (const open of document.querySelectorAll(".rollout")) open.colour();
+    redrawAll();
+  };
+  const set = (chosen) => {
+    if (chosen) theme.theme = chosen;
+    else delete theme.theme;
+    recolour();
   };
   button.addEventListener("click", () => set(dark() ? "light" : "dark"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (!document.documentElement.dataset.theme) { button.textContent = told(); redrawAll(); } });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (!theme.theme) recolour(); });
   // On paper the ground is white.
   let before;
-  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; set("light"); });
-  addEventListener("afterprint", () => { if (before) set(before); else { delete document.documentElement.dataset.theme; button.textContent = told(); redrawAll(); } });
+  addEventListener("beforeprint", () => { before = theme.theme; set("light"); });
+  addEventListener("afterprint", () => set(before));
   return button;
 }
 
@@ -33,7 +39,7 @@ function head() {
   const names = runs.map((run, r) => [r ? el("span", { class: "and" }, r === runs.length - 1 ? " and " : ", ") : null, runs.length > 1 ? el("span", { style: `color:${PALETTE[r]}` }, run.name) : run.name]);
   const when = (run) => (run.began_ns ? new Date(run.began_ns / 1e6).toISOString().slice(0, 16).replace("T", " ") + " UTC" : null);
   const sub = runs.map((run) => el("p", { class: "sub" }, [runs.length > 1 ? `${run.name}: ` : null, [run.path, when(run) && `began ${when(run)}`, `${count(run.rollouts.of)} rollouts in its log`].filter(Boolean).join(" · ")]));
-  place.append(el("header", {}, el("h1", {}, data.experiment ? `Experiment ${data.title}` : names), data.experiment ? null : sub));
+  place.append(el("header", {}, el("h1", {}, data.experiment ? `Experiment ${data.title}` : data.plan ? data.title : names), data.experiment || data.plan ? null : sub));
 }
 
 function navigation() {
@@ -77,25 +83,35 @@ function runsPage() {
   const shown = runs.map((run) => `${count(run.rollouts.shown.length)} of ${count(run.rollouts.of)}${several ? ` of ${run.name}` : ""}`).join(", ");
   section("rollouts", "Rollouts", `${shown} are in this page: some drawn evenly over the run, the first, last, best, worst, longest and most surprising, and those with the most lag. Open one to see its tokens.`, (to) => rollouts(to, runs));
   section("settings", "Settings", null, (to) => {
-    for (const run of runs) to.append(el("details", { open: runs.length === 1 ? null : null }, el("summary", {}, several ? `spec.toml of ${run.name}` : "spec.toml"), el("pre", { tabindex: "0" }, run.spec)));
+    for (const run of runs) to.append(el("details", {}, el("summary", {}, several ? `spec.toml of ${run.name}` : "spec.toml"), el("pre", { tabindex: "0" }, run.spec)));
   });
 }
 
 function experimentPage() {
   const of = data.experiment;
   place.append(el("div", { id: "story", class: "story" }, of.about ? el("p", {}, of.about) : null, el("p", {},
-    "", el("b", {}, count(of.settings.length)), " settings, ", el("b", {}, count(of.seeds)), of.seeds === 1 ? " seed each" : " seeds each", of.seconds ? [", ", el("b", {}, seconds(of.seconds)), " of runs"] : null,
+    el("b", {}, count(of.settings.length)), " settings, ", el("b", {}, count(of.seeds)), of.seeds === 1 ? " seed each" : " seeds each", of.seconds ? [", ", el("b", {}, seconds(of.seconds)), " of runs"] : null,
     of.machines.length ? ` on ${of.machines.join("; ")}` : null, "."), notes(of.notes)));
-  section("curves", "Curves", null, (to) => experiment(to, of), "grid");
-  section("results", "Results", "Means ± sample deviations over the seeds whose run ended well.", (to) => experimentTable(to, of));
+  if (of.kl.length) section("kl", "KL", "How far the weights that sampled are from the current ones.", (to) => divergences(to, of.kl), "grid");
+  else if (of.emulated.length) section("curves", "Measured and planned", "Tokens are random on emulated accelerators, and nothing is learned: what counts is how fast they come, and how old.", (to) => emulated(to, of), "grid");
+  else section("curves", "Curves", null, (to) => experiment(to, of), "grid");
+  if (of.speed_up) section("speed-up", "Speed-up", of.speed_up.what, (to) => speedUp(to, of.speed_up));
+  section("results", "Results", of.kl.length ? null : "Means ± sample deviations over the seeds whose run ended well.", (to) => experimentTable(to, of));
+}
+
+function planPage() {
+  planStory(data.plan);
+  section("plan", "Layouts", null, (to) => plainTable(to, "layouts", data.plan.layouts));
+  section("curves", "When it pays", "One thing is changed, all else stays; by the closed forms.", (to) => planCurves(to, data.plan), "grid");
 }
 
 head();
 const fillNavigation = navigation();
 if (data.experiment) experimentPage();
+else if (data.plan) planPage();
 else runsPage();
 fillNavigation();
-place.append(el("footer", {}, `Made by ${data.made_by} from the log alone. Drawn with Observable Plot and D3 (ISC). Nothing is fetched.`));
+place.append(el("footer", {}, `Made by ${data.made_by}${data.runs.length ? " from the log alone" : ""}. Drawn with Observable Plot and D3 (ISC). Nothing is fetched.`));
 redrawAll();
 new ResizeObserver(() => {
   for (const of of figures) {

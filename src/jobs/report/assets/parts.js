@@ -1,6 +1,25 @@
 // Small parts: elements, numbers, colours, figures that draw themselves again. Texts of a run only ever become text nodes.
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
+
+/** Control characters and those that turn a line around or take no room, but for line ends and tabs. */
+const HIDDEN = /(?![\n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+function sign(c) {
+  const code = c.codePointAt(0);
+  if (code < 32) return String.fromCodePoint(0x2400 + code);
+  return code === 127 ? "␡" : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+}
+/** What was read, with signs for hidden characters in each of its texts: whatever the page says of a run can be seen. */
+function signed(of) {
+  if (typeof of === "string") return of.replace(HIDDEN, sign);
+  if (Array.isArray(of)) return of.map(signed);
+  return of && typeof of === "object" ? Object.fromEntries(Object.entries(of).map(([name, value]) => [name, signed(value)])) : of;
+}
+/** A text of the run with signs for its line ends and tabs too. */
+const visible = (text) => text.replace(HIDDEN, sign).replace(/\n/g, "↵\n").replace(/\t/g, "⇥");
+/** The same in one line. */
+const oneLine = (text) => visible(text).replace(/\n/g, "");
+
+const data = signed(JSON.parse(document.getElementById("data").textContent));
 
 /** An element with attributes (`on` are listeners, null is left out) and children: nodes, or texts. */
 function el(tag, attributes, ...children) {
@@ -63,9 +82,9 @@ const figures = [];
 
 /**
  * A picture with a title and a line that says what it shows. `draw(width)` gives nodes, and is called again when the width, the colours
- * or the axis change; `table()` gives the numbers: a header and rows.
+ * or the axis change; `table()` gives the numbers: a table of a header and rows, or several, each with a title.
  */
-function figure(parent, { title, what, wide, width }, draw, table) {
+function figure(parent, { title, what, wide }, draw, table) {
   const id = `picture-${figures.length + 1}`;
   const place = el("div", { class: "draw" });
   const head = el("h3", { id }, title);
@@ -74,8 +93,7 @@ function figure(parent, { title, what, wide, width }, draw, table) {
   if (table) box.append(numbers(table));
   parent.append(box);
   const redraw = () => {
-    const room = width || place.clientWidth || 560;
-    const drawn = [draw(room)].flat(2).filter((node) => node != null);
+    const drawn = [draw(place.clientWidth || 560)].flat(2).filter((node) => node != null);
     place.replaceChildren(...drawn);
     for (const svg of place.querySelectorAll("svg")) {
       svg.setAttribute("role", "img");
@@ -86,26 +104,39 @@ function figure(parent, { title, what, wide, width }, draw, table) {
   return box;
 }
 
+/** Rows of a table that are made at once; the others when they are asked for. */
+const MOST_ROWS = 400;
+
 /** The numbers of a picture, made when they are asked for. */
 function numbers(table) {
   const place = el("div", { tabindex: "0", role: "region", "aria-label": "Numbers of the picture" });
+  const cell = (x) => (typeof x === "number" || x == null ? el("td", { class: "n" }, number(x)) : el("td", {}, x));
+  const row = (cells) => el("tr", {}, cells.map(cell));
+  const one = ({ title, header, rows }) => {
+    const body = el("tbody", {}, rows.slice(0, MOST_ROWS).map(row));
+    const more = rows.length > MOST_ROWS
+      ? el("button", { type: "button", on: { click: () => { body.append(...rows.slice(MOST_ROWS).map(row)); more.remove(); } } }, `Show all ${count(rows.length)} rows`)
+      : null;
+    return [el("table", {}, title ? el("caption", {}, title) : null, el("thead", {}, el("tr", {}, header.map((name) => el("th", { scope: "col" }, name)))), body), more];
+  };
   const open = () => {
-    if (place.firstChild) return;
-    const { header, rows } = table();
-    const most = 400;
-    const cell = (x) => (typeof x === "number" || x == null ? el("td", { class: "n" }, number(x)) : el("td", {}, x));
-    place.append(
-      el(
-        "table",
-        {},
-        el("thead", {}, el("tr", {}, header.map((name) => el("th", { scope: "col" }, name)))),
-        el("tbody", {}, rows.slice(0, most).map((row) => el("tr", {}, row.map(cell)))),
-      ),
-    );
-    if (rows.length > most) place.append(`The first ${most} of ${count(rows.length)} rows.`);
+    if (!place.firstChild) place.append(...[table()].flat().filter((of) => of.rows.length).flatMap(one).filter((node) => node != null));
   };
   return el("details", { class: "numbers", on: { toggle: open } }, el("summary", {}, "Numbers"), place);
 }
+
+/** Parts of a picture side by side, as many as there is room for; `draw(item, width)` gives one. */
+function panels(width, items, draw) {
+  const most = width > 900 && items.length !== 4 ? 3 : width > 560 ? 2 : 1;
+  const columns = Math.max(1, Math.min(items.length, most));
+  const each = (width - 28 * (columns - 1)) / columns;
+  return el("div", { class: "runs", style: `grid-template-columns:repeat(${columns},minmax(0,1fr))` }, items.map((item) => draw(item, each)));
+}
+
+/** A name's colour, before it. */
+const dot = (color) => el("span", { class: "dot", style: `background:${color}` });
+/** The runs as heads of columns. */
+const runHeads = (runs, kind) => runs.map((run, r) => el("th", { scope: "col", class: kind }, dot(PALETTE[r]), run.name));
 
 function redrawAll() {
   for (const of of figures) {

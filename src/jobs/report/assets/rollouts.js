@@ -1,19 +1,5 @@
 // Rollouts to search and open, each token coloured by what one asks for.
 
-/** A text in which every character can be seen: control characters and those that turn the line around have signs. */
-function visible(text) {
-  return Array.from(text, (c) => {
-    const code = c.codePointAt(0);
-    if (code < 32) return c === "\n" ? "↵\n" : c === "\t" ? "⇥" : String.fromCodePoint(0x2400 + code);
-    if (code === 127) return "␡";
-    const turns = (code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2060 && code <= 0x2069) || code === 0xfeff;
-    if ((code >= 0x80 && code < 0xa0) || turns || (code >= 0xd800 && code < 0xe000)) return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-    return c;
-  }).join("");
-}
-/** The same in one line. */
-const oneLine = (text) => visible(text).replace(/\n/g, "");
-
 /** [[n, x], ..] as one x a token. */
 const spread = (runs) => runs.flatMap(([n, x]) => Array(n).fill(x));
 
@@ -73,7 +59,7 @@ function rollouts(parent, runs) {
       const x = of(d);
       if (name === "completion") return el("td", { class: "text" }, marked(start(oneLine(x), words), words));
       if (name === "group") return el("td", { class: "n" }, `${d.of.group}.${d.of.sample}`);
-      if (name === "run") return el("td", {}, el("span", { class: "dot", style: `background:${PALETTE[d.r]}` }), x);
+      if (name === "run") return el("td", {}, dot(PALETTE[d.r]), x);
       return el("td", { class: kind }, typeof x === "number" || x == null ? number(x) : x);
     }));
     let open = null;
@@ -133,8 +119,8 @@ function rollout({ of, run }) {
     fact("waited for its step", of.ready_s == null ? null : seconds(of.ready_s)),
     fact("answer", of.answer && visible(of.answer)),
   );
-  const tokens = tokensOf(of, run);
-  const place = el("div", { class: "tokens" });
+  const tokens = tokensOf(of);
+  const place = el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "Tokens of the completion: arrow keys go from one to the next" });
   const reads = el("div", { class: "reads", "aria-live": "polite" });
   const legend = el("div", {});
   const lacking = run.rollouts.without_text;
@@ -143,37 +129,75 @@ function rollout({ of, run }) {
     el("div", { class: "label" }, `Completion, ${count(of.tokens)} tokens`), legend, place, reads,
     lacking ? [el("div", { class: "label" }, `Tokens are shown as ids: ${lacking}. As text:`), el("div", { class: "prompt" }, visible(of.completion))] : null,
   );
-  const show = (i, span) => {
-    place.querySelectorAll(".seen").forEach((seen) => seen.classList.remove("seen"));
-    span.classList.add("seen");
+  let spans = [];
+  let seen = null;
+  const show = (i) => {
+    spans[seen]?.classList.remove("seen");
+    spans[i].classList.add("seen");
+    seen = i;
     const t = tokens[i];
     reads.textContent = [
       `token ${t.place + 1}`, t.text == null ? null : JSON.stringify(t.text), `id ${t.id}`, t.version == null ? null : `version ${t.version}${t.lag == null ? "" : `, lag ${t.lag}`}`,
       t.behavior == null ? null : `logp ${number(t.behavior)}${t.current == null ? "" : ` → ${number(t.current)}, ratio ${number(t.ratio)}`}`,
-      t.advantage == null ? null : `advantage ${number(t.advantage)}`, t.mask === false ? "not trained" : null,
+      t.advantage == null ? null : `advantage ${number(t.advantage)}`, { masked: "not trained", too_old: "left out for its lag" }[t.use],
     ].filter(Boolean).join(" · ");
   };
-  place.addEventListener("pointerover", (event) => { const i = event.target.dataset?.i; if (i != null) show(Number(i), event.target); });
+  const point = (event) => { const i = event.target.dataset?.i; if (i != null) show(Number(i)); };
+  place.addEventListener("pointerover", point);
+  place.addEventListener("click", point);
+  place.addEventListener("focus", () => { if (seen == null && spans.length && place.matches(":focus-visible")) show(0); });
+  place.addEventListener("keydown", (event) => {
+    const to = event.ctrlKey || event.metaKey || event.altKey || !spans.length ? null : next(spans, seen, event.key);
+    if (to == null) return;
+    event.preventDefault();
+    show(to);
+    spans[to].scrollIntoView({ block: "nearest" });
+  });
   box.colour = () => {
     const { color, told } = colouring(tokens);
     legend.replaceChildren(told || "");
-    const spans = tokens.map((t, i) => {
+    spans = tokens.map((t, i) => {
       const text = t.text == null ? String(t.id) : visible(t.text);
-      return el("span", { "data-i": i, class: [t.text == null ? "id" : null, t.mask === false ? "off" : null].filter(Boolean).join(" ") || null, style: color(t) }, text);
+      return el("span", { "data-i": i, class: [t.text == null ? "id" : null, t.use === "chosen" ? null : "off"].filter(Boolean).join(" ") || null, style: color(t) }, text);
     });
-    if (of.left_out) spans.splice(of.left_out_behind, 0, el("span", { class: "cut" }, ` [${count(of.left_out)} tokens left out] `));
     place.replaceChildren(...spans);
+    if (of.left_out) place.insertBefore(el("span", { class: "cut" }, ` [${count(of.left_out)} tokens left out] `), spans[of.left_out_behind] ?? null);
+    spans[seen]?.classList.add("seen");
   };
   box.colour();
   return box;
 }
 
+/** The token that a key leads to from the one that is seen: to the side, to a line above or below, to an end. */
+function next(spans, seen, key) {
+  const last = spans.length - 1;
+  if (key === "Home") return 0;
+  if (key === "End") return last;
+  if (seen == null) return key.startsWith("Arrow") ? 0 : null;
+  if (key === "ArrowLeft") return Math.max(0, seen - 1);
+  if (key === "ArrowRight") return Math.min(last, seen + 1);
+  const by = { ArrowUp: -1, ArrowDown: 1 }[key];
+  if (!by) return null;
+  const place = (i) => spans[i].getClientRects()[0] ?? spans[i].getBoundingClientRect();
+  const from = place(seen);
+  let best = seen;
+  let line = null;
+  for (let i = seen + by; i >= 0 && i <= last; i += by) {
+    const at = place(i);
+    if (Math.abs(at.top - from.top) < 4) continue;
+    line ??= at.top;
+    if (Math.abs(at.top - line) >= 4) break;
+    if (best === seen || Math.abs(at.left - from.left) < Math.abs(place(best).left - from.left)) best = i;
+  }
+  return best;
+}
+
 function tokensOf(of) {
-  const [version, advantage, mask] = [of.versions, of.advantages, of.masks].map(spread);
+  const [version, advantage, use] = [of.versions, of.advantages, of.uses].map(spread);
   return of.ids.map((id, i) => {
     const [behavior, current] = [of.logp_behavior[i], of.logp_current[i]];
     return {
-      id, place: i < of.left_out_behind ? i : i + of.left_out, text: of.pieces.length ? of.pieces[i] : null, version: version[i], mask: mask[i],
+      id, place: i < of.left_out_behind ? i : i + of.left_out, text: of.pieces.length ? of.pieces[i] : null, version: version[i], use: use[i] ?? "chosen",
       lag: of.status === "trained" && version[i] != null ? of.step - 1 - version[i] : null, advantage: advantage[i], behavior, current,
       ratio: behavior == null || current == null ? null : Math.exp(current - behavior),
     };

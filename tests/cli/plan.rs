@@ -1,0 +1,45 @@
+//! `tidegate plan`: what it prints, what it refuses, and the page that it writes.
+
+use crate::harness::tidegate;
+use std::fs;
+
+/// The paper's case study, by formulas and by events. Catches a plan whose layouts, curves or delays do not reach what it prints.
+#[test]
+fn the_papers_case_study() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = tidegate(dir.path(), &["plan", "--curve", "lag"]).ok().out;
+    assert!(told.contains("128 accelerators, 128 rollouts a step, a lag of at most 133"), "{told}");
+    let pays = "It pays: a pipeline trains 1.58 times the tokens of the conventional schedule at the same largest lag";
+    assert!(told.contains(pays) && told.contains("largest lag"), "{told}");
+
+    let plan = |args: &[&str]| tidegate(dir.path(), &[&["plan", "--json", "--simulate"], args].concat()).ok().json();
+    let tokens = |plan: &serde_json::Value| plan["pipeline"]["simulated"]["tokens"].as_f64().unwrap();
+    let plain = plan(&[]);
+    assert!((tokens(&plain) / plain["pipeline"]["tokens"].as_f64().unwrap() - 1.0).abs() < 0.05, "{plain}");
+    assert!(plain["pipeline"]["simulated"]["max_lag"].as_u64().unwrap() <= 133);
+    let slow = plan(&["--transfer", "2000", "--group-size", "4"]);
+    assert!(tokens(&slow) < 0.9 * tokens(&plain), "{slow}");
+    assert_eq!((&slow["simulated"]["group_size"], &slow["simulated"]["transfer"]), (&4.into(), &2000.0.into()));
+    assert!(tokens(&plan(&["--checkpoint", "40000,10"])) < 0.8 * tokens(&plain));
+
+    tidegate(dir.path(), &["plan", "-n", "8", "--html", "plan.html"]).ok();
+    assert!(fs::read_to_string(dir.path().join("plan.html")).unwrap().contains("Plan for 8 accelerators"));
+}
+
+#[test]
+fn what_no_plan_can_have_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (args, parts) in [
+        (&["-n", "1"][..], &["--accelerators = 1: from 2 to 100000"][..]),
+        (&["--lengths", "normal:5"], &["--lengths = normal:5", "uniform:LONGEST"]),
+        (&["--lengths", "runs/none"], &["--lengths = runs/none: no such run"]),
+        (&["--transfer", "5"], &["--simulate"]),
+        (&["--simulate", "--transfer", "-1"], &["--transfer"]),
+        (&["--simulate", "--reward", "nan"], &["--reward = NaN: a time from 0 up"]),
+        (&["--simulate", "--group-size", "3"], &["--group-size = 3: a divisor of --batch-size = 128"]),
+        (&["--simulate", "--checkpoint", "5"], &["--checkpoint", "a time and a number of steps from 1 up"]),
+    ] {
+        tidegate(dir.path(), &[&["plan"], args].concat()).refused(2, parts);
+    }
+    tidegate(dir.path(), &["plan", "--html", "none/plan.html"]).refused(1, &["none/plan.html: there is no folder none"]);
+}
