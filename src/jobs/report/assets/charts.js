@@ -12,20 +12,27 @@ function acrossOf(runs) {
   return { of: (run, i) => run.steps.step[i], label: "step" };
 }
 
-const BASE = { marginTop: 26, marginBottom: 34, marginLeft: 44, marginRight: 12 };
+const BASE = { marginTop: 26, marginBottom: 40, marginLeft: 44, marginRight: 12 };
 const style = { fontFamily: "inherit", fontSize: "12px", background: "none", color: "var(--soft)", overflow: "visible" };
 const tip = { fill: "var(--panel)", stroke: "var(--line)", textPadding: 7, fontSize: 12, lineHeight: 1.35, pointerSize: 8 };
 
 /** Plot, with the house's manners: hairlines, few ticks, no box. */
 function plot(options) {
   const { x = {}, y = {}, marks, ...rest } = options;
+  const { marginTop, marginBottom } = { ...BASE, ...rest };
+  const ticks = y.ticks ?? Math.max(2, Math.min(5, Math.round((rest.height - marginTop - marginBottom) / 30)));
   return Plot.plot({
     ...BASE,
     ...rest,
     style,
-    x: { label: null, ticks: Math.max(3, Math.round(rest.width / 110)), tickSize: 4, labelArrow: "none", labelAnchor: "right", ...x },
-    y: { label: null, ticks: 5, tickSize: 0, labelArrow: "none", ...y },
-    marks: [y.grid === false ? null : Plot.gridY({ ticks: y.ticks || 5, stroke: "var(--line)", strokeOpacity: 1 }), ...marks],
+    x: { ticks: Math.max(3, Math.round(rest.width / 110)), tickSize: 4, ...x, label: null },
+    y: { label: null, ticks, tickSize: 0, labelArrow: "none", ...y },
+    marks: [
+      y.grid === false ? null : Plot.gridY({ ticks, stroke: "var(--line)", strokeOpacity: 1 }),
+      ...marks,
+      // Where the axis ends, not where the picture does.
+      x.label ? Plot.text([x.label], { frameAnchor: "bottom-right", textAnchor: "end", lineAnchor: "top", dy: 25, fill: "currentColor" }) : null,
+    ],
   });
 }
 
@@ -42,23 +49,20 @@ function domainOf(values, { domain, least, most } = {}) {
 
 /** Round numbers of a logarithmic axis, so few that each has room for its label. */
 function logTicks([low, high], room) {
-  const most = Math.max(2, Math.floor(room / 58));
+  const at = (x) => (room * Math.log(x / low)) / Math.log(high / low);
+  const apart = (ticks) => ticks.every((x, i) => i === 0 || at(x) - at(ticks[i - 1]) > 14 + (textWidth(number(x)) + textWidth(number(ticks[i - 1]))) / 2);
   const [from, to] = [low, high].map((x) => Math.floor(Math.log10(x)));
   const of = (steps, every = 1) => d3.range(from, to + 1).filter((power) => power % every === 0)
     .flatMap((power) => steps.map((step) => Number((step * 10 ** power).toPrecision(3)))).filter((x) => x >= low * 0.999 && x <= high * 1.001);
-  for (const steps of [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]]) {
-    const ticks = of(steps);
-    if (ticks.length <= most && (ticks.length > 1 || steps.length > 4)) return ticks;
-  }
-  return of([1], Math.ceil((to - from + 1) / most));
+  const all = [...[[1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]].map((steps) => of(steps)), ...[2, 3, 5].map((every) => of([1], every))];
+  return all.find((ticks) => ticks.length > 1 && apart(ticks)) ?? all[1].slice(0, 1);
 }
 
 /** Labels at the ends of lines, apart from each other by a line of text. */
 function endLabels(ends, domain, height) {
   const room = height - BASE.marginTop - BASE.marginBottom;
   const scale = d3.scaleLinear(domain, [room, 0]);
-  const short = (text) => (text.length > 28 ? `${text.slice(0, 27)}…` : text);
-  const placed = ends.filter((end) => end.y != null).map((end) => ({ ...end, text: short(end.text), at: scale(end.y) }));
+  const placed = ends.filter((end) => end.y != null).map((end) => ({ ...end, at: scale(end.y) }));
   placed.sort((a, b) => a.at - b.at);
   for (let pass = 0; pass < 60; pass++) {
     let moved = false;
@@ -107,17 +111,21 @@ function curves({ width, height = 230, series, rules = [], dots = [], x, y, form
     return { x: point.x, y: point.y, text: one.name, color: one.color };
   });
   const ruled = rules.map((rule) => ({ x: last, y: rule.y, text: rule.text, color: rule.color || "var(--bound)" }));
-  const labels = label ? endLabels([...ends.filter((end) => end.text), ...ruled], domain, height) : [];
-  const longest = d3.max(labels, (end) => end.text.length) || 0;
-  const marginRight = label ? Math.min(width / 2.5, 16 + longest * 6.8) : 12;
+  const [begin, room] = [d3.min(all, (point) => point.x), Math.max(width / 2.6, 80)];
+  // A line that ends long before the others has its name there.
+  const named = [...ends.filter((end) => end.text), ...ruled].map((end) => ({ ...end, text: fitted(end.text, room, 600), early: end.x < begin + 0.6 * (last - begin) }));
+  const labels = label ? endLabels(named, domain, height) : [];
+  const marginRight = label ? 14 + (d3.max(labels, (end) => textWidth(end.text, 600)) || 0) : 12;
   const told = (p) => `${p.series.name ? `${p.series.name}\n` : ""}${x.label} ${number(p.x)}\n${y.name || y.label} ${format(p.y)}`;
+  tick ??= format === number ? ticksTo(domain[1]) : format;
+  const marginLeft = Math.max(BASE.marginLeft, 12 + d3.max(d3.ticks(...domain, 5), (v) => textWidth(tick(v))));
   return plot({
-    width, height, marginRight,
+    width, height, marginRight, marginLeft, marginTop: y.label ? BASE.marginTop : 10,
     x: {
       label: x.label, domain: x.domain,
-      ...(log ? { type: "log", ticks: logTicks(x.domain ?? d3.extent([...all, ...dots], (p) => p.x), width - BASE.marginLeft - marginRight), tickFormat: number } : {}),
+      ...(log ? { type: "log", ticks: logTicks(x.domain ?? d3.extent([...all, ...dots], (p) => p.x), width - marginLeft - marginRight), tickFormat: number } : {}),
     },
-    y: { domain, label: y.label, tickFormat: tick || ((v) => format(v)), labelAnchor: "top" },
+    y: { domain, label: y.label, tickFormat: tick, labelAnchor: "top" },
     marks: [
       ...rules.map((rule) => Plot.ruleY([rule.y], { stroke: rule.color || "var(--bound)", strokeDasharray: "5 3", strokeWidth: 1.4 })),
       ...drawn.flatMap((one) => [
@@ -129,10 +137,10 @@ function curves({ width, height = 230, series, rules = [], dots = [], x, y, form
         }),
       ]),
       Plot.dot(dots, { x: "x", y: "y", r: 4.5, stroke: (d) => d.color, fill: (d) => (d.hollow ? "var(--ground)" : d.color), strokeWidth: 1.8, title: "text" }),
-      Plot.text(labels, {
-        x: () => last, y: "y", text: "text", textAnchor: "start", dx: 8, fill: (d) => d.color, fontSize: 12, fontWeight: 600,
+      ...[false, true].map((early) => Plot.text(labels.filter((end) => end.early === early), {
+        x: early ? "x" : () => last, y: "y", text: "text", textAnchor: "start", dx: early ? -4 : 8, dy: early ? -12 : 0, fill: (d) => d.color, fontSize: 12, fontWeight: 600,
         stroke: "var(--ground)", strokeWidth: 4,
-      }),
+      })),
       Plot.ruleX(all, Plot.pointerX({ x: "x", stroke: "var(--soft)", strokeOpacity: 0.5 })),
       Plot.dot(all, Plot.pointer({ x: "x", y: "y", r: 3.5, fill: (p) => p.series.color })),
       Plot.tip(all, Plot.pointer({ x: "x", y: "y", title: told, ...tip })),
@@ -348,7 +356,7 @@ function offPolicy(parent, runs) {
     parent,
     {
       title: "ESS of the loss's weights over the run",
-      what: "Effective sample size (Σw)² / (n Σw²) of the loss's weights, after truncation: 1 is on policy. What `Numbers` have by lag is of ratios before truncation.",
+      what: "Effective sample size (Σw)² / (n Σw²) of the loss's weights, after truncation: 1 is on policy. What “Numbers” have by lag is of ratios before truncation.",
     },
     (width) => {
       const least = d3.min(runs, (run) => d3.min(run.steps.ess || [])) ?? 0;
@@ -391,8 +399,8 @@ function offPolicy(parent, runs) {
         many ? keys(...runs.map((run, r) => [PALETTE[r], run.name])) : null,
         plot({
           width, height: 230,
-          x: many ? { axis: null, domain: runs.map((run) => run.name) } : { label: "lag, steps", type: "band", domain: [...new Set(rows.map((row) => row.name))], padding: 0.25 },
-          fx: many ? { label: "lag, steps", domain: [...new Set(rows.map((row) => row.name))], padding: 0.12, labelArrow: "none", labelAnchor: "right", axis: "bottom", tickSize: 0 } : undefined,
+          x: many ? { axis: null, domain: runs.map((run) => run.name), paddingInner: 0.05, paddingOuter: 0.4 } : { label: "lag, steps", type: "band", domain: [...new Set(rows.map((row) => row.name))], padding: 0.25 },
+          fx: many ? { label: "lag, steps", domain: [...new Set(rows.map((row) => row.name))], padding: 0, labelArrow: "none", labelAnchor: "right", axis: "bottom", tickSize: 0 } : undefined,
           y: { label: "share of tokens", tickFormat: whole, nice: true },
           marks: [
             Plot.ruleY([0], { stroke: "var(--line)" }),
@@ -423,8 +431,8 @@ function ratios(width, runs) {
     many ? keys(...runs.map((run, r) => [PALETTE[r], run.name])) : null,
     plot({
       width, height: 230,
-      x: many ? { axis: null, type: "point", padding: 0.8, domain: runs.map((run) => run.name) } : { label: "lag, steps", type: "point", domain: names, padding: 0.6 },
-      fx: many ? { label: "lag, steps", domain: names, labelArrow: "none", labelAnchor: "right", axis: "bottom", tickSize: 0, padding: 0.1 } : undefined,
+      x: many ? { axis: null, type: "point", padding: 1.2, domain: runs.map((run) => run.name) } : { label: "lag, steps", type: "point", domain: names, padding: 0.6 },
+      fx: many ? { label: "lag, steps", domain: names, labelArrow: "none", labelAnchor: "right", axis: "bottom", tickSize: 0, padding: 0 } : undefined,
       y: { type: "log", domain, label: "ratio", ticks: wanted.filter((t) => t >= domain[0] && t <= domain[1]), tickFormat: (t) => number(t) },
       marks: [
         Plot.ruleY([1], { stroke: "var(--soft)", strokeDasharray: "2 3" }),
@@ -555,9 +563,9 @@ function prompts(parent, runs) {
       return [
         runs.length > 1 ? keys(...runs.map((run, r) => [PALETTE[r], run.name])) : null,
         plot({
-          width, height: 210, marginBottom: 40,
-          x: runs.length > 1 ? { axis: null, domain: runs.map((run) => run.name) } : { type: "band", domain: NAMES, padding: 0.15, label: "solved at least, %", tickFormat: short },
-          fx: runs.length > 1 ? { domain: NAMES, label: "solved at least, %", labelArrow: "none", labelAnchor: "right", axis: "bottom", tickSize: 0, padding: 0.1, tickFormat: short } : undefined,
+          width, height: 210,
+          x: runs.length > 1 ? { axis: null, domain: runs.map((run) => run.name), paddingInner: 0.05, paddingOuter: 0.4 } : { type: "band", domain: NAMES, padding: 0.15, label: "solved at least, %", tickFormat: short },
+          fx: runs.length > 1 ? { domain: NAMES, label: "solved at least, %", labelArrow: "none", labelAnchor: "right", axis: "bottom", tickSize: 0, padding: 0, tickFormat: short } : undefined,
           y: { label: "prompts", nice: true },
           marks: [
             Plot.ruleY([0], { stroke: "var(--line)" }),

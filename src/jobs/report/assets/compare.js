@@ -91,15 +91,15 @@ const SAYS = [["measured", "var(--one)"], ["formulas", "var(--two)"], ["simulati
 /** Numbers of settings, a row each: dots with a bar of one sample deviation, and ticks. Rows: {name, dots: [{x, spread, color, what}], ticks: the same}. */
 function rowsPicture({ width, rows, domain, label, rule }) {
   const names = rows.map((row) => row.name);
-  const short = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
-  const marginLeft = Math.min(width / 2.6, 14 + 6.6 * d3.max(names, (name) => short(name).length));
+  const short = (text) => fitted(text, width / 2.8);
+  const marginLeft = 12 + d3.max(names, (name) => textWidth(short(name)));
   const of = (kind) => rows.flatMap((row) => (row[kind] || []).filter((one) => one.x != null).map((one) => ({ ...one, name: row.name })));
   const [dots, ticks] = [of("dots"), of("ticks")];
   const told = (d) => `${d.name}\n${d.what} ${number(d.x)}${d.spread == null ? "" : ` ± ${number(d.spread)}`}`;
   const color = (d) => d.color;
   const within = (x) => Math.min(domain[1], Math.max(domain[0], x));
   return plot({
-    width, height: 26 * names.length + 62, marginTop: 10, marginBottom: 42, marginLeft, marginRight: 16,
+    width, height: 26 * names.length + 62, marginTop: 10, marginLeft, marginRight: 16,
     x: { domain, label, ticks: Math.max(2, Math.round((width - marginLeft) / 90)), tickFormat: number },
     y: { type: "band", domain: names, grid: false, tickFormat: short, padding: 0.2, ticks: names },
     marks: [
@@ -163,11 +163,11 @@ function speedUp(parent, { table, points: all }) {
   const name = (p) => p.at.join(" · ") || "all";
   if (points.length) {
     figure(
-      parent, { title: "Speed-up by setting", what: `Times the tokens; the dashed line is no gain.${spreadSays(points)}`, wide: true },
+      parent, { title: "Speed-up by setting", what: `Times the tokens; the dashed line is no gain.${spreadSays(points)}` },
       (width) => [
         saidKeys(points),
         rowsPicture({
-          width: Math.min(width, 820), rows: points.map((p) => ({ name: name(p), ...saidBy(p) })), label: "times", rule: 1,
+          width, rows: points.map((p) => ({ name: name(p), ...saidBy(p) })), label: "times", rule: 1,
           domain: domainOf(points.flatMap((p) => [1, p.measured.mean - (p.measured.deviation || 0), p.measured.mean + (p.measured.deviation || 0), p.formulas, p.simulation])),
         }),
       ],

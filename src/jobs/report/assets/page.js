@@ -95,7 +95,7 @@ function experimentPage() {
   if (of.kl.length) section("kl", "KL", "How far the weights that sampled are from the current ones.", (to) => divergences(to, of.kl), "grid");
   else if (of.emulated.length) section("curves", "Measured and planned", "Tokens are random on emulated accelerators, and nothing is learned: what counts is how fast they come, and how old.", (to) => emulated(to, of), "grid");
   else section("curves", "Curves", null, (to) => experiment(to, of), "grid");
-  if (of.speed_up) section("speed-up", "Speed-up", of.speed_up.what, (to) => speedUp(to, of.speed_up));
+  if (of.speed_up) section("speed-up", "Speed-up", of.speed_up.what, (to) => speedUp(to, of.speed_up), "grid");
   section("results", "Results", of.kl.length ? null : "Means ± sample deviations over the seeds whose run ended well.", (to) => experimentTable(to, of));
 }
 

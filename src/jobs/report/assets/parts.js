@@ -51,6 +51,27 @@ function number(x) {
 }
 const seconds = (x) => (x == null ? "–" : x < 1 ? `${number(x * 1000)} ms` : x < 120 ? `${number(x)} s` : `${number(x / 60)} min`);
 
+/** Ticks of an axis that ends at `most`: tiny numbers with one power of ten for all. */
+function ticksTo(most) {
+  const power = Math.floor(Math.log10(most));
+  if (!(most > 0) || power > -4) return number;
+  return (x) => (x === 0 ? "0" : `${Number((x / 10 ** power).toPrecision(3))}e${power}`.replace(/-/g, "−"));
+}
+
+const ruler = document.createElement("canvas").getContext("2d");
+/** Pixels that a text of a picture takes. */
+function textWidth(text, weight = 400) {
+  ruler.font = `${weight} 12px ${getComputedStyle(document.body).fontFamily}`;
+  return ruler.measureText(text).width;
+}
+/** A text that takes so many pixels at most. */
+function fitted(text, room, weight) {
+  if (textWidth(text, weight) <= room) return text;
+  let n = text.length;
+  while (n > 1 && textWidth(`${text.slice(0, n)}…`, weight) > room) n--;
+  return `${text.slice(0, n)}…`;
+}
+
 const PALETTE = ["one", "two", "three", "four", "five", "six", "eight", "seven"].map((name) => `var(--${name})`);
 const dark = () =>
   (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";

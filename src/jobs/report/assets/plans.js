@@ -16,7 +16,7 @@ function planCurves(parent, of) {
   const tokens = `tokens a ${of.unit}`;
   const header = ["accelerators that generate", "slots", "largest lag", "mean lag", ...Object.values(WAYS).map(([told]) => told)];
   const row = (p) => [p.x, p.generators, p.slots, p.max_lag, p.mean_lag, p.pipeline, p.conventional, p.at_mean];
-  const line = (all, x, way) => ({ name: WAYS[way][0], color: WAYS[way][1], points: all.filter((p) => p[x] != null).map((p) => ({ x: p[x], y: p[way] })) });
+  const line = (all, x, way) => ({ name: way === "pipeline" ? way : "conventional", color: WAYS[way][1], points: all.filter((p) => p[x] != null).map((p) => ({ x: p[x], y: p[way] })) });
   /** Layouts that were played through event by event: those that the picture has a line of. */
   const played = (x, ...ways) => of.simulated.filter((s) => ways.includes(s.name)).map((s) => ({
     x: s[x], y: s.tokens, hollow: true, color: WAYS[s.name][1], text: `${WAYS[s.name][0]}, event by event: ${number(s.tokens)} ${tokens} at a lag of ${number(s.mean_lag)} on average and ${s.max_lag} at most`,
@@ -106,7 +106,7 @@ function divergences(parent, points) {
       const own = all.filter((p) => positive.includes(p));
       if (!own.length) return el("p", { class: "none" }, "Nothing to draw: no KL above 0 at a lag above 0.");
       return plot({
-        width: each, height: 260,
+        width: each, height: 260, marginLeft: 54,
         x: { type: "log", domain: across, label: "steps ahead", ticks: twos.length * 34 < each ? twos : logTicks(across, each), tickFormat: number },
         y: { type: "log", domain, label: "KL, nats", tickFormat: number, ticks: logTicks(domain, 300) },
         marks: [
@@ -123,13 +123,11 @@ function divergences(parent, points) {
   const far = points.filter((p) => p.lag === most && p.by_part.some((kl) => kl != null));
   if (!far.length) return;
   const parts = d3.max(far, (p) => p.by_part.length);
-  // Of all parts, so that they can be compared.
-  const heights = domainOf(far.flatMap((p) => p.by_part), { least: 0 });
   figure(
     parent,
     { title: "KL by place in the completion", what: `With the current weights ${count(most)} steps ahead: in flight the first tokens are the oldest and the last ones new; otherwise all are as old.`, wide: true },
     (width) => [legend(), side(width, far, (own, each) => curves({
-      width: each, label: false, x: { label: "share of the longest completion", domain: [0, 1] }, y: { label: "KL, nats", domain: heights },
+      width: each, label: false, x: { label: "share of the longest completion", domain: [0, 1] }, y: { label: "KL, nats", least: 0 },
       series: own.map((p) => ({ name: told(p), color: color(p), points: p.by_part.map((y, i) => ({ x: (i + 0.5) / parts, y })) })),
     }))],
     () => ({ header: ["of", "behavior", ...d3.range(parts).map((i) => `part ${i + 1}`)], rows: far.map((p) => [stage(p), told(p), ...p.by_part]) }),

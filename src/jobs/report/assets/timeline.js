@@ -80,7 +80,7 @@ function timeline(width, line) {
   const apart = ends.filter((end, i) => i === 0 || ((end.x - ends[i - 1].x) / line.seconds) * width > 58);
   const shown = SPENT.filter(([key]) => line.steps.some((step) => step[key] > 0.002 * line.seconds));
   const svg = plot({
-    width, height: bottom + 74, marginTop: 40, marginBottom: 34, marginLeft: 8, marginRight: 12,
+    width, height: bottom + 74, marginTop: 40, marginLeft: 8, marginRight: 12,
     x: { label: "seconds", domain: [0, line.seconds] },
     y: { axis: null, grid: false, domain: [0, bottom], reverse: true },
     marks: [
