@@ -56,6 +56,8 @@ async function drawn(page, name, least) {
   for (const bad of ["NaN", "undefined", "[object", "Infinity"]) right(`${name} says ${bad}: ${text.slice(text.indexOf(bad) - 60, text.indexOf(bad) + 20)}`, !text.includes(bad));
   const hidden = await page.evaluate(() => /(?![\n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/u.exec(document.getElementById("page").textContent)?.[0]);
   right(`${name}: a text has U+${hidden?.codePointAt(0).toString(16)} without a sign`, hidden == null);
+  const twice = await page.$$eval("[id]", (all) => all.map((one) => one.id).filter((id, i, ids) => ids.indexOf(id) !== i));
+  right(`${name}: the same id twice: ${twice}`, twice.length === 0);
   // What `Numbers` have is made when they are opened.
   const lacking = await page.$$eval("#page figure[aria-labelledby]", (all) => all.filter((figure) => figure.querySelector("svg") && !figure.querySelector("details.numbers")).map((figure) => figure.querySelector("h3").textContent));
   right(`${name}: no numbers of ${lacking}`, lacking.length === 0);
@@ -65,6 +67,7 @@ async function drawn(page, name, least) {
 async function numbersOf(page, title) {
   const figure = page.locator("figure[aria-labelledby]", { has: page.getByRole("heading", { name: title, exact: true }) });
   await figure.locator("details.numbers summary").first().click();
+  await figure.locator("details.numbers table").first().waitFor();
   return figure.locator("details.numbers > div").first().innerText();
 }
 
@@ -101,11 +104,13 @@ async function one() {
     right(`${key} leads to ${await reads()}`, (await reads()).startsWith(`token ${place} `));
   }
   right("no token is seen", (await page.locator(".rollout .tokens .seen").count()) === 1);
-  await page.locator(".rollout .tokens span").nth(3).click();
+  await page.mouse.move(0, 0);
+  await page.locator(".rollout .tokens span").nth(3).dispatchEvent("click");
   right("a click shows no token", (await reads()).startsWith("token 4 "));
-  const night = await page.locator(".rollout .tokens span").first().getAttribute("style");
+  const light = await page.locator(".rollout .tokens span").first().getAttribute("style");
   await page.emulateMedia({ colorScheme: "dark" });
-  right("an open rollout keeps the colours of light", (await page.locator(".rollout .tokens span").first().getAttribute("style")) !== night);
+  const recoloured = await page.waitForFunction((before) => document.querySelector(".rollout .tokens span").getAttribute("style") !== before, light, { timeout: 2000 }).catch(() => null);
+  right("an open rollout keeps the colours of light", recoloured);
   right("another colour forgets the token", (await page.locator(".rollout .tokens .seen").getAttribute("data-i")) === "3");
   await page.emulateMedia({ colorScheme: "light" });
   await first.click();
@@ -135,10 +140,10 @@ async function one() {
   const before = await path();
   await page.getByText("time", { exact: true }).first().click();
   right("curves are the same against time", (await path()) !== before);
-  const light = await ground(page);
+  const day = await ground(page);
   await page.screenshot({ path: join(folder, "light.png"), fullPage: true });
   await page.click("#theme");
-  right("dark is as light", (await ground(page)) !== light);
+  right("dark is as light", (await ground(page)) !== day);
   await drawn(page, "one.html, dark", 14);
   await page.screenshot({ path: join(folder, "dark.png"), fullPage: true });
   await page.emulateMedia({ media: "print" });
@@ -164,7 +169,7 @@ async function several() {
   const page = await open("compare.html");
   await drawn(page, "compare.html", 14);
   right("no difference is told", (await page.locator(".told li").count()) > 0);
-  right("a run is missing", (await page.locator("#differences thead th").count()) === 3);
+  right("a run is missing", (await page.locator("#figures thead th").count()) === 3);
   right("settings have no heads", (await page.locator("#settings-differ thead th[scope=col] .dot").count()) === 2);
   await page.screenshot({ path: join(folder, "compare.png"), fullPage: true });
   await page.setViewportSize({ width: 700, height: 900 });
@@ -179,6 +184,7 @@ async function mixed() {
   for (const name of pages) {
     const page = await open(name);
     await drawn(page, name, 14);
+    right(`${name}: settings of a run that has none`, name !== "mixed.html" || (await page.locator("#settings-differ").count()) === 0);
     right(`${name}: one run's story is missing`, (await page.locator("#story h3").count()) === 2);
     await page.close();
   }
@@ -195,7 +201,7 @@ async function leftOut() {
 /** Emulated accelerators of two axes, of which one setting is unlike what is said of it. */
 async function emulated() {
   const point = (at, i) => ({ at, measured: { mean: 2 ** i, deviation: i ? 0.1 * i : null }, formulas: i === 3 ? null : 2.1 ** i, simulation: 2.05 ** i, decode_added_ms: 1.2 * i, step_added_ms: 3.4 * i });
-  const page = await open(remade("experiment.html", "emulated.html", ({ experiment }) => {
+  const page = await open(remade("experiment.html", "emulated-axes.html", ({ experiment }) => {
     experiment.axes = ["accelerators", "schedule"];
     const settings = ["16", "64", "256"].flatMap((n) => ["pipeline", "conventional"].map((schedule) => [n, schedule]));
     experiment.settings = settings.map((at) => ({ ...experiment.settings[0], at, failed: [] }));
@@ -206,11 +212,11 @@ async function emulated() {
       points: ["16", "64", "256"].map((at, i) => ({ at: [at], measured: { mean: 1.5 + 0.05 * i, deviation: 0.04 }, formulas: 1.6, simulation: 1.55 })),
     };
   }));
-  await drawn(page, "emulated.html", 4);
+  await drawn(page, "emulated-axes.html", 4);
   const titles = await page.locator("figure h3").allInnerTexts();
   right(`an experiment on emulated accelerators draws ${titles}`, titles.includes("Throughput") && titles.includes("What coordination added") && titles.includes("Speed-up by setting") && !titles.some((title) => /Reward|ESS/.test(title)));
   right("a part is missing", (await page.locator("figure", { hasText: "Throughput" }).first().locator("h4").count()) === 2);
-  await page.screenshot({ path: join(folder, "emulated.png"), fullPage: true });
+  await page.screenshot({ path: join(folder, "emulated-axes.png"), fullPage: true });
   await page.close();
 }
 

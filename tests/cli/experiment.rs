@@ -100,7 +100,12 @@ fn cells_are_run_once_and_told_together() {
 
     fs::write(dir.path().join("spec.toml"), BASE.replace("slots = 16", "slots = 24")).unwrap();
     let other = experiment(&dir, &["--only", "ends=well", "--seeds", "3", "--table"]).ok();
-    assert!(other.err.contains("cells     0 of 2 to run\n") && other.out.contains(" 0 "), "{}{}", other.err, other.out);
+    assert!(
+        other.err.contains("cells     2, of which 0 have a result in two.jsonl\n") && other.out.contains(" 0 "),
+        "{}{}",
+        other.err,
+        other.out
+    );
     let other = experiment(&dir, &["--only", "ends=well", "--only", "max_lag=0"]).ok();
     assert!(other.err.contains("cells     2 of 2 to run\n"), "{}", other.err);
     assert_eq!(results(dir.path()).len(), 8, "they took the place of those of other settings");
@@ -170,7 +175,7 @@ fn what_cannot_be_run_is_refused_before_anything_is() {
         &DESIGN.replace("schedule.max_lag=2", "schedule.max_lg=2"),
         &["schedule.max_lg = 2", "did you mean schedule.max_lag?", "(in the cell ends=well max_lag=2 seed=1)"],
     );
-    refused(&DESIGN.replace("spec.toml", "none.toml"), &["SPEC = none.toml: No such file"]);
+    refused(&DESIGN.replace("spec.toml", "none.toml"), &["base = none.toml: No such file"]);
     refused(&DESIGN.replace("about", "abuot"), &["abuot", "did you mean about?"]);
     tidegate(dir.path(), &["experiment", "lossy"])
         .refused(2, &["EXPERIMENT = lossy: no such file", "data/experiments holds none"]);

@@ -33,13 +33,20 @@ fn what_no_plan_can_have_is_refused() {
         (&["-n", "1"][..], &["--accelerators = 1: from 2 to 100000"][..]),
         (&["--lengths", "normal:5"], &["--lengths = normal:5", "uniform:LONGEST"]),
         (&["--lengths", "runs/none"], &["--lengths = runs/none: no such run"]),
-        (&["--transfer", "5"], &["--simulate"]),
-        (&["--simulate", "--transfer", "-1"], &["--transfer"]),
+        (&["--simulate", "--transfer=-1"], &["--transfer = -1: a time from 0 up"]),
         (&["--simulate", "--reward", "nan"], &["--reward = NaN: a time from 0 up"]),
         (&["--simulate", "--group-size", "3"], &["--group-size = 3: a divisor of --batch-size = 128"]),
-        (&["--simulate", "--checkpoint", "5"], &["--checkpoint", "a time and a number of steps from 1 up"]),
+        (&["--simulate", "-b", "10000000"], &["--simulate", "rollouts would be played through"]),
+        (&["-b", "16", "-g", "2", "--simulate", "--group-size", "16"], &["--group-size = 16: the best pipeline has "]),
     ] {
         tidegate(dir.path(), &[&["plan"], args].concat()).refused(2, parts);
+    }
+    for (args, says) in [
+        (&["--transfer", "5"][..], "--simulate"),
+        (&["--simulate", "--checkpoint", "5"], "a time and a number of steps from 1 up, as 40000,50"),
+    ] {
+        let ran = tidegate(dir.path(), &[&["plan"], args].concat());
+        assert!(ran.code == 2 && ran.err.contains(says), "{}", ran.err);
     }
     tidegate(dir.path(), &["plan", "--html", "none/plan.html"]).refused(1, &["none/plan.html: there is no folder none"]);
 }

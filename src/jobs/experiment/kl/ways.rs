@@ -143,9 +143,6 @@ impl Kl {
                 return wrong(key, values, format!("at least one, each once, for example {example}"));
             }
         }
-        if self.lags.contains(&0) {
-            return wrong("kl.lags", &self.lags, "from 1 up: at 0 the current policy is the one that samples");
-        }
         if self.length == 0 {
             return wrong("kl.length", self.length, "at least 1 token");
         }

@@ -107,23 +107,25 @@ function curves({ width, height = 230, series, rules = [], dots = [], x, y, form
   }
   const last = d3.max(all, (point) => point.x);
   const ends = drawn.map((one) => {
-    const point = one.points.filter((p) => p.y != null).at(-1);
-    return { x: point.x, y: point.y, text: one.name, color: one.color };
+    const some = one.points.filter((p) => p.y != null);
+    // A line of one point has its name there.
+    return { ...some.at(-1), text: one.name, color: one.color, early: some.length === 1 && some[0].x < last };
   });
   const ruled = rules.map((rule) => ({ x: last, y: rule.y, text: rule.text, color: rule.color || "var(--bound)" }));
-  const [begin, room] = [d3.min(all, (point) => point.x), Math.max(width / 2.6, 80)];
-  // A line that ends long before the others has its name there.
-  const named = [...ends.filter((end) => end.text), ...ruled].map((end) => ({ ...end, text: fitted(end.text, room, 600), early: end.x < begin + 0.6 * (last - begin) }));
+  const named = [...ends.filter((end) => end.text), ...ruled].map((end) => ({ ...end, text: fitted(end.text, Math.max(width / 2.6, 80), 600) }));
   const labels = label ? endLabels(named, domain, height) : [];
   const marginRight = label ? 14 + (d3.max(labels, (end) => textWidth(end.text, 600)) || 0) : 12;
   const told = (p) => `${p.series.name ? `${p.series.name}\n` : ""}${x.label} ${number(p.x)}\n${y.name || y.label} ${format(p.y)}`;
   tick ??= format === number ? ticksTo(domain[1]) : format;
   const marginLeft = Math.max(BASE.marginLeft, 12 + d3.max(d3.ticks(...domain, 5), (v) => textWidth(tick(v))));
+  const xDomain = x.domain ?? d3.extent([...all, ...dots], (p) => p.x);
+  const xTicks = log ? logTicks(xDomain, width - marginLeft - marginRight) : d3.ticks(...xDomain, Math.max(3, Math.round(width / 110)));
+  // No half a step.
+  const wholes = all.every((p) => Number.isInteger(p.x));
   return plot({
     width, height, marginRight, marginLeft, marginTop: y.label ? BASE.marginTop : 10,
     x: {
-      label: x.label, domain: x.domain,
-      ...(log ? { type: "log", ticks: logTicks(x.domain ?? d3.extent([...all, ...dots], (p) => p.x), width - marginLeft - marginRight), tickFormat: number } : {}),
+      label: x.label, domain: x.domain, ticks: wholes ? xTicks.filter(Number.isInteger) : xTicks, tickFormat: number, ...(log ? { type: "log" } : {}),
     },
     y: { domain, label: y.label, tickFormat: tick, labelAnchor: "top" },
     marks: [
@@ -137,7 +139,7 @@ function curves({ width, height = 230, series, rules = [], dots = [], x, y, form
         }),
       ]),
       Plot.dot(dots, { x: "x", y: "y", r: 4.5, stroke: (d) => d.color, fill: (d) => (d.hollow ? "var(--ground)" : d.color), strokeWidth: 1.8, title: "text" }),
-      ...[false, true].map((early) => Plot.text(labels.filter((end) => end.early === early), {
+      ...[false, true].map((early) => Plot.text(labels.filter((end) => Boolean(end.early) === early), {
         x: early ? "x" : () => last, y: "y", text: "text", textAnchor: "start", dx: early ? -4 : 8, dy: early ? -12 : 0, fill: (d) => d.color, fontSize: 12, fontWeight: 600,
         stroke: "var(--ground)", strokeWidth: 4,
       })),

@@ -14,19 +14,30 @@ function compare(parent, { runs, differences }) {
   parent.append(
     el("h3", { style: "margin-top:22px" }, "Figures"),
     el("div", { class: "scroll" }, el(
-      "table", { id: "differences" },
+      "table", { id: "figures" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "figure"), runHeads(runs, "n"))),
       el("tbody", {}, differences.figures.map((d) => el("tr", { class: d.size >= 1 ? null : "quiet" }, el("td", {}, d.what), runs.map((_, i) => el("td", { class: "n" }, value(d, i)))))),
     )),
     el("h3", { style: "margin-top:22px" }, "Settings that differ"),
-    differences.settings.length
+    ...settingsThatDiffer(runs, differences.settings),
+  );
+}
+
+/** Of the runs whose settings are known: a run without any differs from the others in all of them. */
+function settingsThatDiffer(runs, settings) {
+  const known = runs.map((run) => run.spec.trim() !== "");
+  const differ = settings.filter((s) => new Set(s.values.filter((_, i) => known[i]).map((value) => value ?? "–")).size > 1);
+  const unknown = runs.filter((_, i) => !known[i]).map((run) => run.name).join(", ");
+  return [
+    differ.length
       ? el("div", { class: "scroll" }, el(
           "table", { id: "settings-differ" },
           el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "setting"), runHeads(runs))),
-          el("tbody", {}, differences.settings.map((s) => el("tr", {}, el("td", {}, el("code", {}, s.key)), s.values.map((v) => el("td", {}, el("code", {}, v ?? "–")))))),
+          el("tbody", {}, differ.map((s) => el("tr", {}, el("td", {}, el("code", {}, s.key)), s.values.map((v) => el("td", {}, el("code", {}, v ?? "–")))))),
         ))
-      : el("p", { class: "none" }, "None: what differs came of timing, or of the program and the machine."),
-  );
+      : unknown ? null : el("p", { class: "none" }, "None: what differs came of timing, or of the program and the machine."),
+    unknown ? el("p", { class: "none" }, `Nothing is known of the settings of ${unknown}.`) : null,
+  ].filter(Boolean);
 }
 
 /** An experiment's axes: the one with the most values, the values of the others in parts of the pictures, and the place of a setting in both. */
@@ -45,7 +56,7 @@ function experiment(parent, of) {
   const color = (s) => PALETTE[Math.max(0, colors.indexOf(own(s))) % PALETTE.length];
   const dash = (s) => (colors.indexOf(own(s)) >= PALETTE.length ? "5 3" : null);
   const [unit, clockName] = clock(d3.max(of.settings, (s) => d3.max(s.curves, (c) => (c.name.endsWith("seconds") ? c.x.at(-1) : 0))) || 0);
-  const bandSays = of.seeds > 1 ? " Line: mean over seeds; band: one sample deviation." : "";
+  const bandSays = of.settings.some((s) => s.curves.some((c) => c.deviation.length)) ? " Line: mean over seeds; band: one sample deviation." : "";
   const one = (title, what, name, x, y, wide) => {
     const ratio = name.endsWith("seconds") ? unit : 1;
     const curve = (s) => s.curves.find((c) => c.name === name);
@@ -60,7 +71,7 @@ function experiment(parent, of) {
       (width) => panels(width, parts, (part, each) => {
         const drawn = curves({
           width: each, height: 250, x: { label: x === "time" ? `time, ${clockName}` : x, domain: across }, y: { label: y.label, domain, name: y.label },
-          series: settings.filter((s) => rest(s) === part).map((s) => ({ name: own(s), color: color(s), dash: dash(s), points: points(s), band: curve(s).deviation.length ? points(s) : null })),
+          series: settings.filter((s) => rest(s) === part).map((s) => ({ name: dash(s) ? `┄ ${own(s)}` : own(s), color: color(s), dash: dash(s), points: points(s), band: curve(s).deviation.length ? points(s) : null })),
         });
         if (drawn.dataset) drawn.dataset.of = part;
         return el("div", {}, head(part), drawn);
@@ -85,29 +96,36 @@ function experiment(parent, of) {
   if (!parent.firstChild) parent.append(el("p", { class: "none wide" }, "No run has a curve yet."));
 }
 
+/** Pixels of a row. */
+const ROW = 26;
 /** Who says a number: its colour. */
 const SAYS = [["measured", "var(--one)"], ["formulas", "var(--two)"], ["simulation", "var(--three)"]];
 
-/** Numbers of settings, a row each: dots with a bar of one sample deviation, and ticks. Rows: {name, dots: [{x, spread, color, what}], ticks: the same}. */
+/**
+ * Numbers of settings, a row each: dots with a bar of one sample deviation, and ticks, which share the row from top to bottom.
+ * Rows: {name, dots: [{x, spread, color, what}], ticks: the same}.
+ */
 function rowsPicture({ width, rows, domain, label, rule }) {
   const names = rows.map((row) => row.name);
   const short = (text) => fitted(text, width / 2.8);
   const marginLeft = 12 + d3.max(names, (name) => textWidth(short(name)));
-  const of = (kind) => rows.flatMap((row) => (row[kind] || []).filter((one) => one.x != null).map((one) => ({ ...one, name: row.name })));
+  const of = (kind) => rows.flatMap((row) => (row[kind] || []).map((one, i, { length }) => ({ ...one, name: row.name, i, of: length })).filter((one) => one.x != null));
+  const nth = (all) => [...d3.group(all, (one) => one.i)];
+  const band = 0.8 * ROW;
   const [dots, ticks] = [of("dots"), of("ticks")];
   const told = (d) => `${d.name}\n${d.what} ${number(d.x)}${d.spread == null ? "" : ` ± ${number(d.spread)}`}`;
   const color = (d) => d.color;
   const within = (x) => Math.min(domain[1], Math.max(domain[0], x));
   return plot({
-    width, height: 26 * names.length + 62, marginTop: 10, marginLeft, marginRight: 16,
+    width, height: ROW * names.length + 52, marginTop: 10, marginLeft, marginRight: 16,
     x: { domain, label, ticks: Math.max(2, Math.round((width - marginLeft) / 90)), tickFormat: number },
     y: { type: "band", domain: names, grid: false, tickFormat: short, padding: 0.2, ticks: names },
     marks: [
       Plot.gridX({ ticks: Math.max(2, Math.round((width - marginLeft) / 90)), stroke: "var(--line)", strokeOpacity: 1 }),
       rule == null ? null : Plot.ruleX([rule], { stroke: "var(--bound)", strokeDasharray: "5 3", strokeWidth: 1.4 }),
-      Plot.tickX(ticks, { x: "x", y: "name", stroke: color, strokeWidth: 2.4 }),
+      ...nth(ticks).map(([i, some]) => Plot.tickX(some, { x: "x", y: "name", stroke: color, strokeWidth: 2.6, insetTop: (band * i) / some[0].of, insetBottom: (band * (some[0].of - 1 - i)) / some[0].of })),
       Plot.ruleY(dots.filter((d) => d.spread != null), { x1: (d) => within(d.x - d.spread), x2: (d) => within(d.x + d.spread), y: "name", stroke: color, strokeWidth: 1.6 }),
-      Plot.dot(dots, { x: "x", y: "name", r: 4.2, fill: color, stroke: "var(--ground)", strokeWidth: 1 }),
+      ...nth(dots).map(([i, some]) => Plot.dot(some, { x: "x", y: "name", dy: 7 * (i - (some[0].of - 1) / 2), r: 4.2, fill: color, stroke: "var(--ground)", strokeWidth: 1 })),
       Plot.tip([...dots, ...ticks], Plot.pointer({ x: "x", y: "name", title: told, ...tip })),
     ],
   });
@@ -180,7 +198,7 @@ function speedUp(parent, { table, points: all }) {
 /** A table whose first columns are words, and the others numbers. */
 function plainTable(parent, id, { header, rows, words }) {
   const cell = (tag, attributes) => (text, i) => el(tag, { ...attributes, class: i < words ? null : "n" }, text);
-  parent.append(el("div", { class: "scroll" }, el(
+  parent.append(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" }, el(
     "table", { id }, el("thead", {}, el("tr", {}, header.map(cell("th", { scope: "col" })))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell("td", {}))))),
   )));
 }

@@ -96,7 +96,7 @@ function experimentPage() {
   else if (of.emulated.length) section("curves", "Measured and planned", "Tokens are random on emulated accelerators, and nothing is learned: what counts is how fast they come, and how old.", (to) => emulated(to, of), "grid");
   else section("curves", "Curves", null, (to) => experiment(to, of), "grid");
   if (of.speed_up) section("speed-up", "Speed-up", of.speed_up.what, (to) => speedUp(to, of.speed_up), "grid");
-  section("results", "Results", of.kl.length ? null : "Means ± sample deviations over the seeds whose run ended well.", (to) => experimentTable(to, of));
+  section("results", "Results", of.kl.length ? "Thousandths of a nat a token ± standard error over completions or, of several seeds, their sample deviation." : "Means ± sample deviations over the seeds whose run ended well.", (to) => experimentTable(to, of));
 }
 
 function planPage() {

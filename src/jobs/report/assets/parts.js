@@ -131,14 +131,15 @@ const MOST_ROWS = 400;
 /** The numbers of a picture, made when they are asked for. */
 function numbers(table) {
   const place = el("div", { tabindex: "0", role: "region", "aria-label": "Numbers of the picture" });
-  const cell = (x) => (typeof x === "number" || x == null ? el("td", { class: "n" }, number(x)) : el("td", {}, x));
+  const figure = (x) => typeof x === "number" || x == null;
+  const cell = (x) => (figure(x) ? el("td", { class: "n" }, number(x)) : el("td", {}, x));
   const row = (cells) => el("tr", {}, cells.map(cell));
   const one = ({ title, header, rows }) => {
     const body = el("tbody", {}, rows.slice(0, MOST_ROWS).map(row));
     const more = rows.length > MOST_ROWS
       ? el("button", { type: "button", on: { click: () => { body.append(...rows.slice(MOST_ROWS).map(row)); more.remove(); } } }, `Show all ${count(rows.length)} rows`)
       : null;
-    return [el("table", {}, title ? el("caption", {}, title) : null, el("thead", {}, el("tr", {}, header.map((name) => el("th", { scope: "col" }, name)))), body), more];
+    return [el("table", {}, title ? el("caption", {}, title) : null, el("thead", {}, el("tr", {}, header.map((name, i) => el("th", { scope: "col", class: rows.every((cells) => figure(cells[i])) ? "n" : null }, name)))), body), more];
   };
   const open = () => {
     if (!place.firstChild) place.append(...[table()].flat().filter((of) => of.rows.length).flatMap(one).filter((node) => node != null));

@@ -36,7 +36,7 @@ function timelines(parent, runs) {
         { title: "The learner", header: ["step", "ended, s", ...SPENT.map(([, name]) => `${name}, s`)], rows: line.steps.map((step) => [step.step, step.to_s, ...SPENT.map(([key]) => step[key])]) },
         {
           title: "Sequences of the generators", header: ["worker", "slot", "from, s", "to, s", "tokens by version", "trained by step"],
-          rows: line.lanes.flatMap((lane) => lane.sequences.map((s) => [lane.worker, s.slot, s.from_s, s.to_s, s.versions.map(([n, version]) => `${count(n)} by ${version}`).join(", "), s.step ?? "none"])),
+          rows: line.lanes.flatMap((lane) => lane.sequences.map((s) => [lane.worker, s.slot, s.from_s, s.to_s, s.versions.map(([n, version]) => `${count(n)} by ${version}`).join(", "), s.step])),
         },
       ],
     );
