@@ -16,6 +16,7 @@ mod values;
 
 pub use kept::MAX_PROMPTS;
 pub(crate) use kept::logp_mean;
+pub(crate) use lag::{Lags, MAX_LAG_TOLD};
 pub(crate) use limits::LagLimits;
 pub use report::{Interval, LagRow, Report, RunReport, Solved};
 

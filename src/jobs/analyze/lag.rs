@@ -11,26 +11,26 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Lags that are told apart; those beyond count as the last.
-const MAX_LAG_TOLD: i64 = 4096;
+pub(crate) const MAX_LAG_TOLD: i64 = 4096;
 /// Rows of the report's table by lag.
 const ROWS: usize = 16;
 const TENTHS: usize = 10;
 
 /// A lag in steps, its mean and maximum.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lags {
-    pub(super) mean: Mean,
-    pub(super) max: Option<i64>,
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Lags {
+    pub(crate) mean: Mean,
+    pub(crate) max: Option<i64>,
 }
 
 impl Lags {
     /// Of so many tokens.
-    fn add(&mut self, lag: i64, tokens: usize) {
+    pub(crate) fn add(&mut self, lag: i64, tokens: usize) {
         self.mean.add_times(lag as f64, tokens as u64);
         self.max = self.max.max(Some(lag));
     }
 
-    pub(super) fn merge(&mut self, other: Lags) {
+    pub(crate) fn merge(&mut self, other: Lags) {
         self.mean.merge(other.mean);
         self.max = self.max.max(other.max);
     }

@@ -173,10 +173,10 @@ impl Report {
 
     /// The table of layouts: its header, and a row each.
     pub(crate) fn layouts(&self) -> (Vec<String>, Vec<Vec<String>>) {
-        let (tokens, simulated) = (format!("tokens/{}", self.unit), format!("simulated tokens/{}", self.unit));
+        let (tokens, simulated) = (format!("tokens/{}", self.unit), format!("events: tokens/{}", self.unit));
         let mut header = vec!["", "generate", "train", "slots", &tokens, "largest lag", "mean lag"];
         if self.simulated.is_some() {
-            header.extend([&simulated, "simulated largest", "simulated mean", "learners wait"]);
+            header.extend([&simulated, "events: largest", "events: mean", "learners wait"]);
         }
         let row = |(name, layout): (&str, &LayoutReport)| {
             let name = layout.phase.map_or_else(|| name.to_owned(), |phase| format!("{name} (G = {phase})"));

@@ -150,8 +150,7 @@ impl ExperimentData {
 
 fn speed_up(design: &Design, cells: &[Cell], results: &Results) -> Option<SpeedUpData> {
     let of = &design.speed_up;
-    let what =
-        format!("Tokens a second of {} over those of {}, by seed; means ± sample deviations over seeds.", of.of, of.over);
+    let what = format!("Throughput of {} over that of {}, by seed; means ± sample deviations over seeds.", of.of, of.over);
     let points = || {
         let ratios = speed_up::ratios(design, cells, results).into_iter();
         let compared = |found: speed_up::Ratios| {

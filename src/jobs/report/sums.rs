@@ -1,11 +1,10 @@
 //! What pictures show of a run's rows, as sums: of each part by itself, then of the parts one after the other. What is kept grows
 //! neither with the rollouts nor with the steps.
 
-use crate::jobs::analyze::{Beside, LagLimits, LagRow, Place};
+use crate::jobs::analyze::{Beside, LagLimits, LagRow, Lags, MAX_LAG_TOLD, Place};
 use crate::jobs::report::picks::{Pick, Picks};
 use crate::jobs::report::ratios::Ratios;
 use crate::jobs::report::series::Series;
-use crate::kernel::mean::Mean;
 use crate::store::Footer;
 use crate::store::schema::stop_text;
 use crate::store::view::Row;
@@ -18,8 +17,6 @@ use tidegate_operators::success::solves;
 const TIMES: usize = 48;
 /// Parts of a response, by position.
 pub(super) const POSITIONS: usize = 20;
-/// Lags that are told apart; those beyond count as the last.
-const MAX_LAG_TOLD: i64 = 4096;
 /// Lengths that are told apart one by one; of longer ones 64 an octave.
 const LENGTHS_TOLD: u32 = 4096;
 
@@ -63,18 +60,12 @@ pub(super) struct RunSums {
 pub(super) struct Time {
     pub(super) steps: Option<(u64, u64)>,
     /// Lag of trained tokens by position in the response.
-    pub(super) lag: [LagAt; POSITIONS],
+    pub(super) lag: [Lags; POSITIONS],
     /// Trained rollouts by length, tokens, and by why they ended.
     pub(super) lengths: BTreeMap<u32, u64>,
     pub(super) stops: BTreeMap<&'static str, u64>,
     /// Groups of two rollouts with a reward or more, by how many of these are solved: none, some, all. Discarded ones count.
     pub(super) groups: [u64; 3],
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct LagAt {
-    pub(super) mean: Mean,
-    pub(super) max: Option<i64>,
 }
 
 /// The group whose rows are being read: they stand side by side.
@@ -208,22 +199,9 @@ impl Time {
     }
 }
 
-impl LagAt {
-    /// Of so many tokens, at least one.
-    fn add(&mut self, lag: i64, tokens: usize) {
-        self.mean.add_times(lag as f64, tokens as u64);
-        self.max = self.max.max(Some(lag));
-    }
-
-    fn merge(&mut self, other: LagAt) {
-        self.mean.merge(other.mean);
-        self.max = self.max.max(other.max);
-    }
-}
-
 /// Adds tokens in a row, of a response of so many, where they stand in it: in a response of fewer tokens than there are positions
 /// each position counts once, in a longer one each token.
-fn add_lag(positions: &mut [LagAt; POSITIONS], lag: i64, tokens: &Range<usize>, length: usize) {
+fn add_lag(positions: &mut [Lags; POSITIONS], lag: i64, tokens: &Range<usize>, length: usize) {
     if length < POSITIONS {
         let [from, to] = [tokens.start, tokens.end].map(|token| (token * POSITIONS).div_ceil(length));
         positions[from..to].iter_mut().for_each(|at| at.add(lag, 1));
@@ -256,12 +234,12 @@ mod tests {
     /// Catches a position that no token of a short response reaches, one that two reach, and a token of a long one that counts twice.
     #[test]
     fn tokens_stand_where_they_are_in_the_response() {
-        let mut short = [LagAt::default(); POSITIONS];
+        let mut short = [Lags::default(); POSITIONS];
         add_lag(&mut short, 3, &(0..2), 3);
         add_lag(&mut short, 1, &(2..3), 3);
         let found = short.map(|at| (at.mean.count(), at.max));
         assert_eq!((&found[..14], &found[14..]), (&[(1, Some(3)); 14][..], &[(1, Some(1)); 6][..]));
-        let mut long = [LagAt::default(); POSITIONS];
+        let mut long = [Lags::default(); POSITIONS];
         add_lag(&mut long, 5, &(0..30), 50);
         add_lag(&mut long, 4, &(30..50), 50);
         assert_eq!(long.iter().map(|at| at.mean.count()).sum::<u64>(), 50);
