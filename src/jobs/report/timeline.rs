@@ -204,6 +204,7 @@ fn laid_out(lanes: BTreeMap<usize, Vec<Ran>>, scale: &Scale) -> Vec<Lane> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_operators::record::Reason;
 
     const MS: i64 = 1_000_000;
 
@@ -220,6 +221,16 @@ mod tests {
         let found: Vec<(usize, f64)> = lane.sequences.iter().map(|of| (of.slot, of.from_s)).collect();
         assert_eq!(found, [(0, 0.0), (1, 0.0), (0, 0.01), (0, 0.02), (1, 0.03)]);
         assert_eq!((lane.worker, lane.slots, lane.drawn), (3, 2, 2));
+    }
+
+    /// Catches a rollout that was refused in its batch, where all get their clocks, and is said to be trained.
+    #[test]
+    fn only_what_was_trained_has_a_step() {
+        let trained =
+            Rollout { status: Status::Trained, step: 4, trained_ns: 9, version: vec![1, 1, 2], ..Rollout::default() };
+        let refused = Rollout { status: Status::Discarded(Reason::NoReward), ..trained.clone() };
+        assert_eq!((Ran::of(&trained).step, Ran::of(&refused).step), (Some(4), None));
+        assert_eq!(Ran::of(&trained).versions, [(2, 1), (1, 2)]);
     }
 
     /// Catches a page that grows with the number of slots, and a generator that vanishes.
