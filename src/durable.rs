@@ -31,10 +31,10 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// Whether a file may be written there: for whoever works for long before it writes.
 ///
 /// # Errors
-/// Something at the path that is no file, as `/dev/null`; a folder that is not there.
+/// Something at the path that is no file, as `/dev/null` or a link; a folder that is not there.
 pub fn check_place(path: &Path) -> Result<()> {
-    // A name that is renamed over is gone, be it a device's.
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+    // A name that is renamed over is gone, be it a device's or a link's, as `/dev/stdout` is one.
+    if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(Error::file(path, "is there and is no file: it would be replaced by one; give another name"));
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -327,6 +327,13 @@ mod tests {
         assert!(error.to_string().contains("pipe: is there and is no file"), "{error}");
         assert_eq!(names(dir.path()).unwrap(), ["pipe"]);
         assert!(!fs::metadata(&pipe).unwrap().is_file());
+        // As `/dev/stdout` is where it leads to a file.
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "mine").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let error = write_sealed(&link, |_| Ok::<(), Error>(())).unwrap_err();
+        assert!(error.to_string().contains("link: is there and is no file"), "{error}");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && fs::read_to_string(&file).unwrap() == "mine");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub struct Args {
     /// Simulated: rollouts of a group
     #[arg(long, default_value_t = 1, requires = "simulate")]
     group_size: usize,
-    /// Simulated: how long new weights hold a generator up
+    /// Simulated: how long new weights hold up a generator that has sequences in progress; by turns none has
     #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "simulate")]
     transfer: f64,
     /// Simulated: from a rollout's last token to its reward

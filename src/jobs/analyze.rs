@@ -15,7 +15,7 @@ mod text;
 mod values;
 
 pub use kept::MAX_PROMPTS;
-pub(crate) use kept::logp_mean;
+pub(crate) use kept::{logp_mean, readable};
 pub(crate) use lag::{Lags, MAX_LAG_TOLD};
 pub(crate) use limits::LagLimits;
 pub use report::{Interval, LagRow, Report, RunReport, Solved};
@@ -130,6 +130,7 @@ pub(crate) fn report_beside<B: Beside>(
         }
         log => log?,
     };
+    collector.gaps(&log);
     let parts = log.parts();
     let sources: Vec<Source> = parts.iter().map(|part| source(&log, *part)).collect();
     let place = |index: usize| Place { index, count: parts.len(), part: parts[index] };

@@ -86,8 +86,11 @@ pub fn prompt_tokens(prompts: &mut Prompts, tokenizer: &dyn Tokenize) -> Result<
 pub fn writable(output: &Path) -> Result<()> {
     let here = Path::new(".");
     let mut folders = output.ancestors().skip(1).map(|f| if f.as_os_str().is_empty() { here } else { f });
-    let Some(folder) = folders.find(|folder| folder.exists()) else { return Ok(()) };
     let refuse = |why: String| Error::config("output", output.display(), why);
+    if output.exists() && !output.is_dir() {
+        return Err(refuse("is there and is no folder: give another name".to_owned()));
+    }
+    let Some(folder) = folders.find(|folder| folder.exists()) else { return Ok(()) };
     if !folder.is_dir() {
         return Err(refuse(format!("{} is a file, not a folder", folder.display())));
     }

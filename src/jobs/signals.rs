@@ -2,11 +2,15 @@
 
 use crate::error::{Error, Result};
 use crate::jobs::say;
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use tidegate_operators::fault::Halt;
+
+/// Names the process, an experiment, with which a run is to end, however that ends.
+pub const PARENT: &str = "TIDEGATE_PARENT";
 
 /// The halt that signals call, and which signal it was.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +31,16 @@ impl Interrupt {
 /// # Errors
 /// A system that does not let handlers be set.
 pub fn halt_on_signals() -> Result<Interrupt> {
-    listen("sealing what is complete", "; sealed steps are whole")
+    let interrupt = listen("sealing what is complete", "; sealed steps are whole")?;
+    if let Some(parent) = std::env::var(PARENT).ok().and_then(|pid| pid.parse().ok()) {
+        // A system that does not know of it leaves the run alone, as any other.
+        let _ = set_parent_process_death_signal(Some(Signal::TERM));
+        if getppid().map(Pid::as_raw_pid) != Some(parent) {
+            // It was gone before it could be listened to.
+            let _ = kill_process(getpid(), Signal::TERM);
+        }
+    }
+    Ok(interrupt)
 }
 
 /// Listens for signals on a thread of its own; says that the job is `ending` so, or that it ends at once and `what_stays`.

@@ -8,6 +8,7 @@ use crate::kernel::capacity::{Job, Speed, Split};
 use crate::kernel::lengths::Lengths;
 use crate::kernel::safeguard::Safeguard;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 use tidegate_operators::schedule::Schedule;
 
 /// What is emulated, where `model.engine` is `emulation`. Times are in flashes, as in a plan.
@@ -55,6 +56,7 @@ impl EmulationSpec {
 }
 
 /// Beyond this a number of flashes means nothing.
+const LEAST_TIME: f64 = 1e-12;
 const MOST_TIME: f64 = 1e12;
 
 /// What an accelerator takes must be times; `keys` are those of its decode steps and of training.
@@ -64,9 +66,9 @@ const MOST_TIME: f64 = 1e12;
 pub fn check_speed(speed: &Speed, keys: [&str; 2]) -> Result<()> {
     let [decode, train] = keys;
     if let Some((key, x)) =
-        [(decode, speed.step), (train, speed.train)].into_iter().find(|(_, x)| !(*x > 0.0 && x.is_finite()))
+        [(decode, speed.step), (train, speed.train)].into_iter().find(|(_, x)| !(*x >= LEAST_TIME && x.is_finite()))
     {
-        return Err(Error::config(key, x, "a time above 0"));
+        return Err(Error::config(key, format!("{x:?}"), format!("a time above 0, at least {LEAST_TIME:e}")));
     }
     if let Some(x) = [speed.token, speed.least].into_iter().find(|x| !(*x >= 0.0 && x.is_finite())) {
         return Err(Error::config(decode, x, "times from 0 up"));
@@ -141,6 +143,11 @@ impl Spec {
                 (n, self.batch.batch_size.saturating_mul(steps.min(self.steps) as usize).div_ceil(n))
             }
             (_, None) => {
+                let lengths = self.emulation.as_ref().map_or("", |of| &of.lengths);
+                if !Path::new(lengths).exists() {
+                    let why = format!("no such run; allowed: {}", Responses::FORMS);
+                    return Err(Error::config("emulation.lengths", lengths, why));
+                }
                 let why =
                     "a plan of a run's lengths is not made here: tidegate plan --lengths RUN says how many should generate";
                 return Err(Error::config("emulation.generators", 0, why));
@@ -148,13 +155,14 @@ impl Spec {
             (_, Some(lengths)) => {
                 let best = self.emulated_job(lengths).and_then(|job| job.best_split(schedule.bound()));
                 let none = || {
-                    let why = format!("no pipeline keeps a lag of {}: raise it, or batch.batch_size", schedule.bound());
-                    Error::config("emulation.generators", 0, why)
+                    let why = "no pipeline keeps it by the closed forms: raise it, or batch.batch_size; emulation.generators lays one out \
+                               all the same";
+                    Error::config("schedule.max_lag", schedule.bound(), why)
                 };
                 best.map(|(split, _)| (split.generators, split.slots)).ok_or_else(none)?
             }
         };
-        self.generate.slots = slots.min(most).max(group_size);
+        self.generate.slots = slots.max(group_size).min(most);
         self.emulation.iter_mut().for_each(|emulation| emulation.generators = generators);
         Ok(())
     }
@@ -273,7 +281,7 @@ mod tests {
         let turns = of(&["schedule.kind=conventional", "schedule.steps=134", "steps=268"]);
         assert_eq!(turns.emulated_split(), Some(Split { generators: 16, learners: 16, slots: 134 }));
         let refused = spec(&[&base[..], &["schedule.max_lag=0"]].concat()).unwrap_err().to_string();
-        assert!(refused.starts_with("emulation.generators = 0: no pipeline keeps a lag of 0"), "{refused}");
+        assert!(refused.starts_with("schedule.max_lag = 0: no pipeline keeps it by the closed forms: raise it"), "{refused}");
     }
 
     #[test]
@@ -283,8 +291,8 @@ mod tests {
             ("emulation.generators=6", "emulation.generators = 6: at least 1, and fewer than emulation.accelerators = 6"),
             ("schedule.kind=conventional", "emulation.generators = 2: by turns all accelerators generate, then all train"),
             ("emulation.flash_s=0", "emulation.flash_s = 0: seconds, above 0, at most 3600"),
-            ("emulation.decode=[0,1,1]", "emulation.decode = 0: a time above 0"),
-            ("emulation.train=-1", "emulation.train = -1: a time above 0"),
+            ("emulation.decode=[0,1,1]", "emulation.decode = 0.0: a time above 0"),
+            ("emulation.train=-1", "emulation.train = -1.0: a time above 0"),
             ("emulation.transfer=-1", "emulation.transfer = -1: flashes, from 0 up"),
             ("emulation.lengths='uniform:x'", "emulation.lengths = uniform:x: uniform:LONGEST, "),
             (

@@ -32,8 +32,8 @@ const MOST_TOKENS: f64 = 1e6;
 
 impl Responses {
     /// What may be written.
-    pub const FORMS: &str = "uniform:LONGEST, between:LEAST,LONGEST, fixed:LENGTH, lognormal:MEAN,DEVIATION,LONGEST (tokens, above 0), or a \
-                             run's folder";
+    pub const FORMS: &str = "uniform:LONGEST, between:LEAST,LONGEST, fixed:LENGTH, lognormal:MEAN,DEVIATION,LONGEST (whole tokens from 1 to a million, LEAST no \
+                             larger than LONGEST, MEAN and DEVIATION above 0), or a run's folder";
 
     /// `uniform:LONGEST`, `between:LEAST,LONGEST`, `fixed:LENGTH`, `lognormal:MEAN,DEVIATION,LONGEST`, or the path of a run, which is not
     /// looked at here. `key` is where it was written.

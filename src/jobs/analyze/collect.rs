@@ -10,9 +10,9 @@ use crate::jobs::analyze::sums::{AdvantageSums, TimeSums};
 use crate::jobs::analyze::values::ValueSums;
 use crate::jobs::analyze::{Beside, Place};
 use crate::kernel::mean::Mean;
-use crate::store::Viewed;
 use crate::store::schema::stop_text;
 use crate::store::view::Row;
+use crate::store::{LogReader, Viewed};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tidegate_operators::record::Status;
@@ -262,6 +262,20 @@ impl Collector {
             skipped: HashSet::new(),
             sums: Sums::default(),
             intervals: BTreeMap::new(),
+        }
+    }
+
+    /// Notes steps that are between others and not there.
+    pub(super) fn gaps(&mut self, log: &LogReader) {
+        let (mut count, mut ends) = (0, None);
+        log.steps().for_each(|step| {
+            count += 1;
+            extend(&mut ends, step);
+        });
+        let Some((first, last)) = ends else { return };
+        let missing = (last - first + 1).saturating_sub(count);
+        if missing > 0 {
+            self.files.notes.push(format!("{missing} of the steps {first} to {last} are not in the log"));
         }
     }
 

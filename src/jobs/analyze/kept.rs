@@ -212,7 +212,7 @@ fn sample(row: &Row<'_>) -> Sample {
 }
 
 /// The text on one line, control characters escaped; the middle of a long one is left out.
-pub(super) fn readable(text: &str, most: usize) -> String {
+pub(crate) fn readable(text: &str, most: usize) -> String {
     let escaped = |part: &str| -> String {
         part.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
     };

@@ -103,7 +103,9 @@ impl TimeSums {
     pub(super) fn row(&mut self, row: &Row<'_>, limits: LagLimits) {
         let taken = |ns: i64| (ns > 0).then_some(ns);
         let admitted = taken(row.admitted_ns);
-        let (started, finished, used) = (taken(row.started_ns), taken(row.finished_ns), taken(row.trained_ns));
+        // What was refused at once was not sampled, whatever its clocks say.
+        let sampled = |ns: i64| taken(ns).filter(|_| row.tokens > 0);
+        let (started, finished, used) = (sampled(row.started_ns), sampled(row.finished_ns), taken(row.trained_ns));
         self.first_ns = [self.first_ns, admitted, started].into_iter().flatten().min();
         self.last_ns = self.last_ns.max(finished).max(used);
         let spans = [

@@ -1,5 +1,6 @@
 //! The report as text, for a terminal.
 
+use crate::jobs::analyze::kept::readable;
 use crate::jobs::analyze::report::{
     Interval, Lag, OffPolicy, Report, RunReport, Sample, Size, Solved, Times, Values, Versions,
 };
@@ -7,6 +8,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
+/// Characters of a task's name.
+const NAME: usize = 60;
 /// Characters of the longest bar.
 const BAR: f64 = 10.0;
 
@@ -214,11 +217,18 @@ fn times(page: &mut Page, t: &Times) {
 
 fn versions(page: &mut Page, v: &Versions) {
     page.head("rollouts with tokens of two or more versions");
-    let longest = v.longest_task.as_deref().map_or(String::new(), |task| format!("; the longest task is {task}"));
+    let longest =
+        v.longest_task.as_deref().map_or(String::new(), |task| format!("; the longest task is {}", readable(task, NAME)));
     page.line(format_args!("  {} of all{longest}", percent(v.mixed)));
     if !v.tasks.is_empty() {
         let rows = v.tasks.iter().map(|task| {
-            [task.task.clone(), task.rollouts.to_string(), number(task.length), percent(task.success), percent(task.mixed)]
+            [
+                readable(&task.task, NAME),
+                task.rollouts.to_string(),
+                number(task.length),
+                percent(task.success),
+                percent(task.mixed),
+            ]
         });
         page.table(["task", "rollouts", "length", "success", "mixed"], rows);
     }
@@ -238,7 +248,14 @@ fn sizes(page: &mut Page, r: &RunReport) {
     let row = |size: &Size| {
         let parts: Vec<String> = r.over_steps.iter().map(|interval| format!("{:>3}", part(interval, size))).collect();
         let share = percent(Some(size.groups as f64 / groups));
-        [size.task.clone(), size.size.to_string(), size.groups.to_string(), share, percent(size.success), parts.join(" ")]
+        [
+            readable(&size.task, NAME),
+            size.size.to_string(),
+            size.groups.to_string(),
+            share,
+            percent(size.success),
+            parts.join(" "),
+        ]
     };
     page.table(["task", "size", "groups", "share", "success", "over steps, %"], r.sizes.iter().map(row));
 }

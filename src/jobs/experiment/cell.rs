@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Figures, Outcome, Row, curve, rounded_seconds};
 use crate::jobs::outcome::Answers;
-use crate::jobs::signals::Interrupt;
+use crate::jobs::signals::{Interrupt, PARENT};
 use crate::store::{self, RunFolder};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
@@ -47,6 +47,7 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
     command.args(cell.sets.iter().flat_map(|set| ["--set", set]));
     command.arg("--set").arg(format!("output={}", toml::Value::from(folder.display().to_string())));
     // A group of its own: a signal from the terminal reaches it once, by way of the experiment.
+    command.env(PARENT, std::process::id().to_string());
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said);
     let started = Instant::now();
     let child = command.spawn().map_err(|e| Error::file(&program, e))?;
@@ -59,7 +60,7 @@ pub fn run(design: &Design, cell: &Cell, folder: &Path, interrupt: &Interrupt) -
     let outcome = if exit == 0 {
         Outcome::Done(figures(&printed).map_err(|e| Error::file(&log, format!("the run's summary: {e}")))?)
     } else {
-        Outcome::Failed { exit, error: last_words(&log) }
+        Outcome::Failed { exit, error: ended_by(exit).unwrap_or_else(|| last_words(&log)) }
     };
     let first_s = view.ok().and_then(|folder| first_s(&folder));
     Ok(Row { first_s, curve: curve(&metrics), ..row(cell, started, outcome) })
@@ -141,6 +142,12 @@ fn finish(mut child: Child, interrupt: &Interrupt) -> Result<(i32, String)> {
     let printed = reading.join().map_err(gone)?.map_err(failed)?;
     let by_signal = std::os::unix::process::ExitStatusExt::signal(&status);
     Ok((status.code().or(by_signal.map(|signal| 128 + signal)).unwrap_or(1), printed))
+}
+
+/// What a run that was ended from outside has to say: nothing of it is why.
+fn ended_by(exit: i32) -> Option<String> {
+    let signal = exit.checked_sub(128).filter(|signal| (1..=64).contains(signal))?;
+    Some(format!("ended by signal {signal}, which was not the experiment's"))
 }
 
 /// The last line that a run said.

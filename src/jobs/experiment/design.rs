@@ -75,7 +75,12 @@ impl Design {
     /// # Errors
     /// A file that cannot be read or is not as it must be.
     pub fn load(path: &Path) -> Result<Design> {
-        let design: Design = read(&text_of(path)?, &path.display().to_string(), &[])?;
+        let named = |error| match error {
+            Error::Config { key, value, reason } if key == "SPEC" => Error::config("EXPERIMENT", value, reason),
+            other => other,
+        };
+        let text = text_of(path).map_err(named)?;
+        let design: Design = read(&text, &path.display().to_string(), &[]).map_err(named)?;
         design.check()?;
         Ok(design)
     }

@@ -47,6 +47,8 @@ pub enum Work {
     Nothing,
 }
 
+/// Of a folder, bytes, as file systems have it.
+const LONGEST_NAME: usize = 255;
 /// Where experiments are looked for by name.
 const SHELF: &str = "data/experiments";
 
@@ -86,6 +88,7 @@ pub fn experiment(options: &Options) -> Result<()> {
     let stem = path.file_stem().unwrap_or_default();
     let runs = options.output.clone().unwrap_or_else(|| Path::new("runs/experiments").join(stem));
     if !open.is_empty() {
+        results.make_place()?;
         let interrupt = signals::listen("ending the cell, which has no result then", "; results so far are kept")?;
         let started = Instant::now();
         for (done, cell) in open.iter().enumerate() {
@@ -133,6 +136,11 @@ fn alone(path: &Path) -> Result<File> {
 fn apart(design: &Design, cells: &[Cell]) -> Result<()> {
     let mut places = BTreeMap::new();
     for cell in cells {
+        if folder_name(design, cell).iter().any(|part| part.len() > LONGEST_NAME) {
+            let why =
+                format!("its folder's name would be longer than {LONGEST_NAME} bytes: shorter names of axes and values");
+            return Err(Error::config("axis", design.told(cell), why));
+        }
         let of_another = |other: &&Cell| !design.kl.is_on() || run_of(design, other) != run_of(design, cell);
         if let Some(other) = places.insert(folder_name(design, cell), cell).filter(of_another) {
             let why = format!(

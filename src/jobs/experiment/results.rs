@@ -122,7 +122,9 @@ pub fn curve(metrics: &[Metrics]) -> Vec<Point> {
             counted.for_each(|step| mean.add_times(of(step), weigh(step)));
             mean.value().map(rounded)
         };
-        let rollouts_of: fn(&Metrics) -> u64 = |step| step.rollouts;
+        // All tokens of a step may be left out by a safeguard: it has a reward all the same.
+        let rollouts_of: fn(&Metrics) -> u64 = |step| step.rollouts.max(u64::from(step.left_out > 0));
+        let chosen_of: fn(&Metrics) -> u64 = |step| step.tokens + step.left_out;
         let tokens_of: fn(&Metrics) -> u64 = |step| step.tokens;
         rollouts += steps.iter().map(|step| step.rollouts).sum::<u64>();
         let norms = steps.iter().map(|step| step.grad_norm).filter(|norm| norm.is_finite());
@@ -136,7 +138,7 @@ pub fn curve(metrics: &[Metrics]) -> Vec<Point> {
             entropy: mean(|step| step.entropy, tokens_of),
             ess: mean(|step| step.ess, tokens_of),
             kl_k3: mean(|step| step.kl_k3, tokens_of),
-            lag_mean: mean(|step| step.lag_mean, tokens_of),
+            lag_mean: mean(|step| step.lag_mean, chosen_of),
             lag_max: steps.iter().map(|step| step.lag_max).max().unwrap_or(0),
             grad_norm: norms.reduce(f64::max).map(rounded),
         })
@@ -167,8 +169,6 @@ impl Results {
     /// # Errors
     /// A file that cannot be read, or a line that is no result.
     pub fn open(path: &Path) -> Result<Results> {
-        // Known before the first cell has run for nothing.
-        path.parent().map_or(Ok(()), fs::create_dir_all).map_err(|e| Error::file(path, e))?;
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -179,6 +179,14 @@ impl Results {
         };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         Ok(Results { path: path.to_owned(), rows: lines.map(row).collect::<Result<_>>()? })
+    }
+
+    /// Makes the folder that they go to: known before the first cell has run for nothing.
+    ///
+    /// # Errors
+    /// A disk that refuses.
+    pub fn make_place(&self) -> Result<()> {
+        self.path.parent().map_or(Ok(()), fs::create_dir_all).map_err(|e| Error::file(&self.path, e))
     }
 
     /// Where they are kept.

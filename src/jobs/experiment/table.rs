@@ -1,5 +1,6 @@
 //! What an experiment came to: a row for each setting, means and deviations over its seeds.
 
+use crate::jobs::analyze::readable;
 use crate::jobs::emulation::{Emulation, Throughput};
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::reached::reached;
@@ -61,6 +62,9 @@ fn share(figures: &Figures, said: fn(&Emulation) -> Option<Throughput>) -> Optio
     said(emulation).map(|said| emulation.measured.tokens / said.tokens)
 }
 
+/// Characters of a cell.
+const WIDEST: usize = 120;
+
 /// How a table is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -81,7 +85,13 @@ impl Lines {
     pub fn framed(self, form: Form) -> Table {
         let mut table = Table::new();
         table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
-        table.set_header(self.header).add_rows(self.rows);
+        let cell = |text: String| match form {
+            // What ends a cell there; and nothing that moves a terminal's cursor.
+            Form::Markdown => readable(&text, WIDEST).replace('|', "\\|"),
+            Form::Terminal => readable(&text, WIDEST),
+        };
+        let row = |row: Vec<String>| row.into_iter().map(cell).collect::<Vec<_>>();
+        table.set_header(row(self.header)).add_rows(self.rows.into_iter().map(row));
         for column in table.column_iter_mut().skip(self.words) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -137,7 +137,9 @@ impl Curve {
                     let lengths = job.lengths.stretched(*factor)?;
                     Point::best(whole(lengths.longest()), &Job { lengths, ..job.clone() }, max_lag)
                 };
-                grid.factors().iter().filter_map(of).collect()
+                let mut all: Vec<Point> = grid.factors().iter().filter_map(of).collect();
+                all.dedup_by(|next, before| next.at == before.at);
+                all
             }
             Curve::Spread => {
                 let mean = job.lengths.mean();

@@ -191,7 +191,7 @@ impl Report {
         let rows = [
             ("pipeline", self.pipeline.as_ref()),
             ("conventional, same largest lag", Some(&self.conventional)),
-            ("conventional, same mean lag", self.conventional_at_mean.as_ref()),
+            ("conventional, no more mean lag", self.conventional_at_mean.as_ref()),
         ];
         let rows = rows.into_iter().filter_map(|(name, layout)| Some((name, layout?))).map(row).collect();
         (header.into_iter().map(str::to_owned).collect(), rows)
@@ -200,18 +200,31 @@ impl Report {
     /// Whether it pays, in words.
     pub(crate) fn sentence(&self) -> String {
         let Some(pipeline) = &self.pipeline else {
-            return format!(
-                "no pipeline keeps a lag of {}: one sequence in progress is older. Raise --max-lag or --batch-size",
-                self.max_lag
-            );
+            return match self.max_lag {
+                0 => "no pipeline has a lag of 0 by the closed forms: --max-lag 1 is the least".to_owned(),
+                lag => format!(
+                    "no pipeline keeps a lag of {lag}: one sequence in progress is older. Raise --max-lag or --batch-size"
+                ),
+            };
         };
         let up = pipeline.tokens / self.conventional.tokens;
-        let at_mean = self.conventional_at_mean.map_or(1.0, |at_mean| pipeline.tokens / at_mean.tokens);
-        let pays = if up < 1.1 { "It hardly pays here" } else { "It pays" };
-        format!(
-            "{pays}: a pipeline trains {up:.2} times the tokens of the conventional schedule at the same largest lag, {at_mean:.2} times at the \
-             same mean lag"
-        )
+        let played = pipeline.simulated.zip(self.conventional.simulated).map(|(of, over)| of.tokens / over.tokens);
+        let pays = match played.unwrap_or(up) {
+            up if up < 1.0 => "It does not pay here",
+            up if up < 1.1 => "It hardly pays here",
+            _ => "It pays",
+        };
+        let times = match played {
+            Some(played) => format!("{up:.2} times (event by event {played:.2} times)"),
+            None => format!("{up:.2} times"),
+        };
+        let mut text =
+            format!("{pays}: a pipeline trains {times} the tokens of the conventional schedule at the same largest lag");
+        if let Some(at_mean) = self.conventional_at_mean {
+            let up = pipeline.tokens / at_mean.tokens;
+            text += &format!(", {up:.2} times at no more mean lag ({:.1} of {:.1})", at_mean.mean_lag, pipeline.mean_lag);
+        }
+        text
     }
 }
 
@@ -297,7 +310,7 @@ fn table(curve: Curve, points: &[Point], unit: &str) -> Table {
         "largest lag",
         "mean lag",
         "speed-up",
-        "at equal mean lag",
+        "at no more mean lag",
     ];
     let mut table = framed(header.map(str::to_owned).into(), 0);
     for point in points {

@@ -140,8 +140,8 @@ fn story(report: &Report) -> Vec<Sentence> {
     let mut text = "That is {} what the conventional schedule trains at the same largest lag".to_owned();
     let mut figures = vec![up(&report.conventional)];
     if let Some(at_mean) = &report.conventional_at_mean {
-        text += ", and {} at the same mean lag";
-        figures.push(up(at_mean));
+        text += ", and {} at no more mean lag ({} steps)";
+        figures.extend([up(at_mean), number(at_mean.mean_lag)]);
     }
     let mut all = vec![job, layout, sentence(&(text + "."), &figures)];
     if let Some(found) = pipeline.simulated {

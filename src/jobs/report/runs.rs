@@ -135,7 +135,7 @@ pub(super) fn read(run: &Path, name: String, skip_bad: SkipBad, room: usize) -> 
     let story = story::story(&known);
     let (by_lag, by_position) = (by_lag(&report, &sums), by_position(&sums));
     let (times, length_width, stops) = times(&sums);
-    let mut notes = notes(&report, spec.as_ref());
+    let mut notes = notes(run, &report, spec.as_ref(), told.as_ref());
     let shown = seen(run, &sums, spec.as_ref(), &report, room);
     let (timeline, rollouts) = match shown {
         // Damaged files were named before.
@@ -264,11 +264,16 @@ fn quantile(lengths: &BTreeMap<u32, u64>, rollouts: u64, share: f64) -> u32 {
     found.map_or(0, |(length, _)| *length)
 }
 
-fn notes(report: &RunReport, spec: Option<&Spec>) -> Vec<String> {
+fn notes(run: &Path, report: &RunReport, spec: Option<&Spec>, told: Option<&Told>) -> Vec<String> {
     let files = &report.files;
     let mut notes: Vec<String> = files.skipped_names.iter().map(|name| format!("Left out: {name}")).collect();
     notes.extend(files.notes.iter().map(|note| format!("The log: {note}")));
-    if spec.is_none() {
+    if told.is_none() && run.join("summary.json").exists() {
+        notes.push(
+            "Its summary.json cannot be read: what it says of the model and of held-out prompts is missing.".to_owned(),
+        );
+    }
+    if spec.is_none() && report.files.read > 0 {
         notes.push("The log's specification cannot be read by this version: settings are shown as text.".to_owned());
     }
     if report.prompts.rollouts_not_counted > 0 {
@@ -300,6 +305,17 @@ fn held_out(run: &Path, told: Option<&Told>) -> HeldOut {
 /// Names that tell paths apart, as short as they can be: what they share at their beginning and at their end is left out, and of
 /// parts that are settings (`loss=ppo,max_lag=8`) those that are the same.
 pub(super) fn names(runs: &[PathBuf]) -> Vec<String> {
+    let mut names = short_names(runs);
+    for i in 1..names.len() {
+        let before = names[..i].iter().filter(|name| **name == names[i]).count();
+        if before > 0 {
+            names[i] = format!("{} ({})", names[i], before + 1);
+        }
+    }
+    names
+}
+
+fn short_names(runs: &[PathBuf]) -> Vec<String> {
     let whole = |run: &PathBuf| run.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
     let mut parts: Vec<Vec<String>> = runs.iter().map(whole).collect();
     for _ in 0..2 {
@@ -337,7 +353,7 @@ mod tests {
         assert_eq!(of(&["x/lag=0/seed-1", "x/lag=8/seed-1"]), ["lag=0", "lag=8"]);
         assert_eq!(of(&["x/loss=a,lag=0/seed-1", "x/loss=a,lag=8/seed-2"]), ["lag=0/seed-1", "lag=8/seed-2"]);
         assert_eq!(of(&["runs/a", "runs/a/rollouts/step-00000001.parquet"]), ["a", "a/rollouts/step-00000001.parquet"]);
-        assert_eq!(of(&["runs/a", "runs/a"]), ["a", "a"]);
+        assert_eq!(of(&["runs/a", "runs/a"]), ["a", "a (2)"]);
     }
 
     #[test]

@@ -27,7 +27,9 @@ struct Point {
     rollouts: u64,
     /// Weighed by rollouts, then by tokens.
     of_rollouts: [Mean; 3],
-    of_tokens: [Mean; 6],
+    of_tokens: [Mean; 5],
+    /// Of tokens that were left out, too, as the largest is.
+    lag: Mean,
     lag_max: u64,
     /// The largest: a spike is what one looks for.
     grad_norm: Option<f64>,
@@ -39,7 +41,7 @@ struct Point {
 
 /// Means over rollouts and tokens, and times, as they are called in the page.
 const OF_ROLLOUTS: [&str; 3] = ["reward", "success", "length"];
-const OF_TOKENS: [&str; 6] = ["entropy", "ess", "kl_k1", "kl_k3", "lag_mean", "clipped"];
+const OF_TOKENS: [&str; 5] = ["entropy", "ess", "kl_k1", "kl_k3", "clipped"];
 const SPENT: [&str; 8] = ["train", "forced", "any", "log", "elsewhere", "sample", "idle", "generators"];
 
 /// The points as columns of equal length; null where no step of a point has the number.
@@ -60,9 +62,9 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Adds the step that comes after.
-    pub(super) fn add(&mut self, metrics: &Metrics) {
-        let step = Point::of(metrics);
+    /// Adds the step that comes after, which took so many rollouts: with a safeguard not each of them need have a gradient.
+    pub(super) fn add(&mut self, metrics: &Metrics, taken: u64) {
+        let step = Point::of(metrics, taken);
         match self.points.last_mut().filter(|last| last.steps < self.width) {
             Some(last) => last.merge(&step),
             None => self.points.push(step),
@@ -104,6 +106,7 @@ impl Series {
             put("rollouts", Some(rollouts as f64));
             OF_ROLLOUTS.iter().zip(&point.of_rollouts).for_each(|(name, mean)| put(name, mean.value()));
             OF_TOKENS.iter().zip(&point.of_tokens).for_each(|(name, mean)| put(name, mean.value()));
+            put("lag_mean", point.lag.value());
             put("lag_max", Some(point.lag_max as f64));
             put("grad_norm", point.grad_norm);
             put("lr", Some(point.lr));
@@ -142,7 +145,7 @@ fn mean_and_error(of: &[f64]) -> Option<(f64, f64)> {
 }
 
 impl Point {
-    fn of(m: &Metrics) -> Point {
+    fn of(m: &Metrics, taken: u64) -> Point {
         let mean = |x: f64, weight: u64| {
             let mut mean = Mean::default();
             if x.is_finite() && weight > 0 {
@@ -156,8 +159,9 @@ impl Point {
             last: m.step,
             finished_ns: m.finished_ns,
             rollouts: m.rollouts,
-            of_rollouts: [m.reward, m.success, m.length].map(|x| mean(x, m.rollouts)),
-            of_tokens: [m.entropy, m.ess, m.kl_k1, m.kl_k3, m.lag_mean, m.clipped].map(|x| mean(x, m.tokens)),
+            of_rollouts: [m.reward, m.success, m.length].map(|x| mean(x, taken)),
+            of_tokens: [m.entropy, m.ess, m.kl_k1, m.kl_k3, m.clipped].map(|x| mean(x, m.tokens)),
+            lag: mean(m.lag_mean, m.tokens + m.left_out),
             lag_max: m.lag_max,
             grad_norm: m.grad_norm.is_finite().then_some(m.grad_norm),
             lr: m.lr,
@@ -182,6 +186,7 @@ impl Point {
         self.rollouts += next.rollouts;
         self.of_rollouts.iter_mut().zip(next.of_rollouts).for_each(|(sum, of)| sum.merge(of));
         self.of_tokens.iter_mut().zip(next.of_tokens).for_each(|(sum, of)| sum.merge(of));
+        self.lag.merge(next.lag);
         self.lag_max = self.lag_max.max(next.lag_max);
         self.grad_norm = [self.grad_norm, next.grad_norm].into_iter().flatten().reduce(f64::max);
         self.skipped += next.skipped;
@@ -220,7 +225,7 @@ mod tests {
     #[test]
     fn points_are_few_and_leave_nothing_out() {
         let mut series = Series { most: 3, ..Series::default() };
-        (1..=5).for_each(|k| series.add(&step(k)));
+        (1..=5).for_each(|k| series.add(&step(k), step(k).rollouts));
         assert_eq!((series.began_ns(), series.ended_ns()), (Some(100_000_000_000), Some(110_000_000_000)));
         let columns = series.columns(100_000_000_000);
         assert_eq!(columns.steps_a_point, 2);
@@ -232,6 +237,17 @@ mod tests {
         assert_eq!((of("rollouts"), of("reward")), (vec![16.0, 24.0, 28.0], vec![1.75, 3.5, 5.0]));
         assert_eq!((of("ess"), of("lag_max"), of("grad_norm")), (vec![0.5; 3], vec![6.0, 4.0, 2.0], vec![9.0, 7.0, 5.0]));
         assert_eq!((of("train"), of("any")), (vec![3.0, 3.0, 1.5], vec![1.0, 1.0, 0.5]));
+    }
+
+    /// Catches a step that is lost because a safeguard left all its tokens out.
+    #[test]
+    fn a_step_without_a_gradient_has_a_reward_and_a_lag() {
+        let mut series = Series::default();
+        let m = Metrics { rollouts: 0, tokens: 0, left_out: 30, lag_mean: 2.5, ..step(2) };
+        series.add(&m, 6);
+        let columns = series.columns(0);
+        let of = |name: &str| columns.of[name][0];
+        assert_eq!((of("reward"), of("lag_mean"), of("ess"), of("rollouts")), (Some(2.0), Some(2.5), None, Some(0.0)));
     }
 
     #[test]

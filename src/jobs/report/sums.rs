@@ -31,6 +31,8 @@ pub(super) struct PartSums {
     limits: LagLimits,
     began_ns: Option<i64>,
     rows: u64,
+    /// Rollouts that the step took, whatever became of their tokens.
+    taken: u64,
     ratios: BTreeMap<i64, Ratios>,
     time: Time,
     group: Option<Tried>,
@@ -122,6 +124,7 @@ impl PartSums {
     }
 
     fn trained(&mut self, row: &Row<'_>) {
+        self.taken += 1;
         let time = &mut self.time;
         let (first, last) = time.steps.unwrap_or((row.step, row.step));
         time.steps = Some((first.min(row.step), last.max(row.step)));
@@ -150,7 +153,7 @@ impl RunSums {
         self.bound = part.limits.bound.or(self.bound);
         self.began_ns = [self.began_ns, part.began_ns].into_iter().flatten().min();
         self.rows += part.rows;
-        part.metrics.iter().for_each(|metrics| self.series.add(metrics));
+        part.metrics.iter().for_each(|metrics| self.series.add(metrics, part.taken));
         for (lag, ratios) in part.ratios {
             self.ratios.entry(lag).or_default().merge(&ratios);
         }

@@ -163,6 +163,10 @@ impl Kl {
         if spec.model.engine == EngineKind::Emulation {
             return Err(no_distribution());
         }
+        if self.length > spec.generate.max_tokens {
+            let why = format!("at most generate.max_tokens = {}: no completion is longer", spec.generate.max_tokens);
+            return wrong("kl.length", self.length, why);
+        }
         let last = |values: &[u64]| values.iter().copied().max().unwrap_or(0);
         let last = last(&self.after).saturating_add(last(&self.lags));
         if last > spec.steps {

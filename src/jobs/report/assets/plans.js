@@ -3,7 +3,7 @@
 const WAYS = {
   pipeline: ["pipeline", "var(--one)"],
   conventional: ["conventional, same largest lag", "var(--two)"],
-  at_mean: ["conventional, same mean lag", "var(--three)"],
+  at_mean: ["conventional, no more mean lag", "var(--three)"],
 };
 
 function planStory(of) {
@@ -47,7 +47,7 @@ function planCurves(parent, of) {
   });
   const up = (title, what, name, x, axis) => draw({
     title, what, name, x, axis, y: { label: "times" }, rules: [{ y: 1, text: "no gain" }],
-    series: () => [["conventional", "same largest lag"], ["at_mean", "same mean lag"]].map(([way, told]) => ({
+    series: () => [["conventional", "same largest lag"], ["at_mean", "no more mean lag"]].map(([way, told]) => ({
       name: told, color: WAYS[way][1], points: points(name).map((p) => ({ x: p.x, y: p[way] > 0 && p.pipeline != null ? p.pipeline / p[way] : null })),
     })),
   });
