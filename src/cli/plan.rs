@@ -17,7 +17,7 @@ Examples:
 /// Say how to lay out accelerators, and when a pipeline pays
 ///
 /// Finds the fastest split into generators and learners whose largest lag is allowed, and compares it with the conventional schedule
-/// of the same largest and of the same mean lag: by the closed forms of PipelineRL's appendix, and with --simulate by events, with the
+/// of the same largest and of no more mean lag: by the closed forms of PipelineRL's appendix, and with --simulate by events, with the
 /// admission and selection of a real run. Speeds are those of the paper's case study (flashes: a token's forward pass at
 /// peak arithmetic), yours by --decode and --train, or measured here with --calibrate.
 #[derive(Debug, clap::Args)]

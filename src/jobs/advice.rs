@@ -1,7 +1,7 @@
 //! A sentence on what to change so that neither the learner nor the generators wait.
 
 use crate::jobs::shares::Shares;
-use crate::spec::Spec;
+use crate::spec::{EngineKind, Spec};
 use tidegate_operators::balance::Balance;
 
 /// Which workers do what, and how many there could be.
@@ -16,6 +16,8 @@ pub struct Layout {
     by_turns: bool,
     max_lag: u64,
     processors: usize,
+    /// Its layout is the experiment itself.
+    emulated: bool,
 }
 
 impl Layout {
@@ -32,6 +34,7 @@ impl Layout {
             by_turns: plan.schedule.phase().is_some(),
             max_lag: spec.schedule.max_lag,
             processors,
+            emulated: spec.model.engine == EngineKind::Emulation,
         }
     }
 
@@ -56,6 +59,9 @@ const WORTH: f64 = 0.1;
 
 /// What to change so that neither side waits; None where nothing is to be gained, or where the log does not say enough.
 pub fn advice(shares: &Shares, layout: &Layout) -> Option<String> {
+    if layout.emulated {
+        return None;
+    }
     let (starved, held) = (shares.waited_any + shares.waited_forced, shares.idle?);
     let [of_learner, of_generators] = [starved, held].map(|share| format!("{:.0} % of the time", 100.0 * share));
     match (starved >= WORTH, held >= WORTH) {
@@ -76,10 +82,8 @@ pub fn advice(shares: &Shares, layout: &Layout) -> Option<String> {
         (true, false) => {
             generate_more(starved, held, layout).map(|what| format!("the learner starved {of_learner}: {what}"))
         }
-        (false, true) => {
-            let what = train_more(held, layout);
-            Some(format!("generators were held back by the lag bound {of_generators}: {what}"))
-        }
+        (false, true) => train_more(held, layout)
+            .map(|what| format!("generators were held back by the lag bound {of_generators}: {what}")),
     }
 }
 
@@ -109,19 +113,30 @@ fn up(count: f64) -> usize {
     (count - 1e-3).ceil() as usize
 }
 
-/// Training is short.
-fn train_more(held: f64, layout: &Layout) -> String {
+/// Training is short: who gives it threads, or what else there is.
+fn train_more(held: f64, layout: &Layout) -> Option<String> {
     // One that shares its worker with the learner has no threads to give.
     let now = layout.generators.len() - usize::from(layout.shared() && layout.generators.len() > 1);
     let enough = up(now as f64 * (1.0 - held)).max(1);
     let threads = layout.learner_threads;
     if enough < now {
-        return format!(
+        return Some(format!(
             "{enough} of the {now} generators would do; training is what is short, so give it their threads (workers.learner_threads, \
              {threads} now)"
-        );
+        ));
     }
-    format!("training is what is short, so give it more threads (workers.learner_threads, {threads} now)")
+    let taken = layout.generators.len() * layout.generator_threads + threads;
+    if layout.fits(layout.generators.len()) && taken < layout.processors {
+        return Some(format!("training is what is short, so give it more threads (workers.learner_threads, {threads} now)"));
+    }
+    // One worker with all of them is never idle.
+    (!layout.shared()).then(|| {
+        let all = layout.processors;
+        format!(
+            "training is what is short, and all {all} processors are taken; one worker that has them for both sides wastes none \
+             (workers = {{ generators = [0], learners = [0], generator_threads = {all}, learner_threads = {all} }})"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -138,6 +153,7 @@ mod tests {
             by_turns: false,
             max_lag: 4,
             processors,
+            emulated: false,
         }
     }
 
@@ -171,9 +187,13 @@ mod tests {
         let says = |held, layout: &Layout| advice(&shares(0.02, held), layout).unwrap_or_default();
         let held = "generators were held back by the lag bound 38 % of the time: ";
         assert_eq!(
-            says(0.38, &layout(&[0], 1, 2)),
+            says(0.38, &layout(&[0], 1, 4)),
             format!("{held}training is what is short, so give it more threads (workers.learner_threads, 1 now)")
         );
+        // None are left: one worker that has all of them.
+        assert!(says(0.38, &layout(&[0], 1, 2)).ends_with("generator_threads = 2, learner_threads = 2 })"));
+        assert_eq!(says(0.38, &layout(&[0], 0, 1)), "", "that is what it is");
+        assert_eq!(says(0.38, &Layout { emulated: true, ..layout(&[0], 1, 4) }), "");
         assert!(says(0.38, &layout(&[0, 1, 2], 3, 4)).starts_with(&format!("{held}2 of the 3 generators would do; ")));
         let shared = layout(&[0, 1], 1, 2);
         assert!(says(0.38, &shared).ends_with("workers.balance = \"auto\" leaves it to them"));

@@ -2,6 +2,7 @@
 
 use crate::durable::write_sealed;
 use crate::error::{Error, Result};
+use crate::jobs::emulation::Emulation;
 use crate::jobs::eval::Evaluation;
 use crate::jobs::summary::Summary;
 use crate::store::RunFolder;
@@ -27,6 +28,8 @@ pub struct Told {
     pub before: Option<Answers>,
     pub after: Option<Answers>,
     pub generators: Vec<Busy>,
+    /// Of accelerators that are emulated.
+    pub emulation: Option<Emulation>,
 }
 
 /// Held-out success, sampled and greedy.

@@ -281,7 +281,10 @@ mod tests {
         let turns = of(&["schedule.kind=conventional", "schedule.steps=134", "steps=268"]);
         assert_eq!(turns.emulated_split(), Some(Split { generators: 16, learners: 16, slots: 134 }));
         let refused = spec(&[&base[..], &["schedule.max_lag=0"]].concat()).unwrap_err().to_string();
-        assert!(refused.starts_with("schedule.max_lag = 0: no pipeline keeps it by the closed forms: raise it"), "{refused}");
+        assert!(
+            refused.starts_with("schedule.max_lag = 0: no pipeline keeps it by the closed forms: raise it"),
+            "{refused}"
+        );
     }
 
     #[test]

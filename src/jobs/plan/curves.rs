@@ -33,7 +33,7 @@ pub struct Point {
     pub tokens: f64,
     pub max_lag: u64,
     pub mean_lag: f64,
-    /// Of the conventional schedule with the same largest lag, and the same mean lag.
+    /// Of the conventional schedule with the same largest lag, and with no more mean lag.
     pub conventional: f64,
     pub conventional_at_mean: f64,
 }

@@ -32,7 +32,7 @@ pub struct Report {
     pub pipeline: Option<LayoutReport>,
     /// Of the same largest lag.
     pub conventional: LayoutReport,
-    /// Of the same mean lag.
+    /// Of no more mean lag.
     pub conventional_at_mean: Option<LayoutReport>,
     pub curves: Vec<CurveReport>,
 }
@@ -136,7 +136,10 @@ impl Report {
                 format!("the best pipeline has {} slots a generator, which hold no group: at most as many", split.slots);
             return Err(Error::config("--group-size", delays.group_size, why));
         }
-        let at_mean = pipeline.map(|(_, rate)| conventional(job.conventional_at_mean(rate.mean_lag)));
+        let best = pipeline.map(|(split, rate)| layout(Schedule::Pipeline { max_lag: options.max_lag }, split, rate));
+        // Groups wait for others, too, which the closed form's mean does not know.
+        let mean_lag = |best: LayoutReport| best.simulated.map_or(best.mean_lag, |played| played.mean_lag);
+        let at_mean = best.map(|best| conventional(job.conventional_at_mean(mean_lag(best))));
         let speed = job.speed;
         let speed = SpeedReport {
             decode_step: speed.step,
@@ -160,7 +163,7 @@ impl Report {
             measured,
             max_lag: options.max_lag,
             simulated: options.simulate,
-            pipeline: pipeline.map(|(split, rate)| layout(Schedule::Pipeline { max_lag: options.max_lag }, split, rate)),
+            pipeline: best,
             conventional: conventional(job.conventional(options.max_lag + 1)),
             conventional_at_mean: at_mean,
             curves: options
@@ -173,7 +176,7 @@ impl Report {
 
     /// The table of layouts: its header, and a row each.
     pub(crate) fn layouts(&self) -> (Vec<String>, Vec<Vec<String>>) {
-        let (tokens, simulated) = (format!("tokens/{}", self.unit), format!("events: tokens/{}", self.unit));
+        let (tokens, simulated) = (format!("tokens/{}", self.unit), "events: tokens".to_owned());
         let mut header = vec!["", "generate", "train", "slots", &tokens, "largest lag", "mean lag"];
         if self.simulated.is_some() {
             header.extend([&simulated, "events: largest", "events: mean", "learners wait"]);
@@ -195,6 +198,21 @@ impl Report {
         ];
         let rows = rows.into_iter().filter_map(|(name, layout)| Some((name, layout?))).map(row).collect();
         (header.into_iter().map(str::to_owned).collect(), rows)
+    }
+
+    /// What keeps the pipeline from being faster.
+    fn limit(&self, pipeline: &LayoutReport) -> &'static str {
+        let s = &self.speed;
+        let h = pipeline.slots as f64;
+        let generated = pipeline.generators as f64 * h / (s.decode_step + s.decode_token * h).max(s.decode_least * h);
+        let trained = pipeline.learners as f64 / s.train_token;
+        if trained <= 1.05 * generated {
+            "Both sides are about as fast as each other"
+        } else if pipeline.slots >= s.slots {
+            "What limits it is how many sequences a generator may hold (--slots)"
+        } else {
+            "What limits it is the lag that is allowed: with more sequences in progress learners would wait less"
+        }
     }
 
     /// Whether it pays, in words.
@@ -221,9 +239,13 @@ impl Report {
         let mut text =
             format!("{pays}: a pipeline trains {times} the tokens of the conventional schedule at the same largest lag");
         if let Some(at_mean) = self.conventional_at_mean {
-            let up = pipeline.tokens / at_mean.tokens;
-            text += &format!(", {up:.2} times at no more mean lag ({:.1} of {:.1})", at_mean.mean_lag, pipeline.mean_lag);
+            let [of, over] = [pipeline, &at_mean].map(|layout| {
+                layout.simulated.map_or((layout.tokens, layout.mean_lag), |played| (played.tokens, played.mean_lag))
+            });
+            let up = of.0 / over.0;
+            text += &format!(", {up:.2} times at no more mean lag ({:.1} of {:.1})", over.1, of.1);
         }
+        text += &format!(". {}", self.limit(pipeline));
         text
     }
 }

@@ -166,6 +166,10 @@ fn not_trained(report: &RunReport) -> Option<f64> {
 /// How soon each run reached the reward that all of them reach: by time, and by rollouts. None where one had it from the start.
 fn reached_by(runs: &[RunData]) -> Vec<Measure> {
     let curves: Vec<Vec<Trained>> = runs.iter().map(|run| trained(&run.steps)).collect();
+    // As of an experiment's curves, which have about 40 points, of the longest run: of a short one a share would be a lucky step or two.
+    let all = |of: &Vec<Trained>| of.iter().map(|point| point.rollouts).sum::<u64>();
+    let width = curves.iter().map(all).max().unwrap_or(0) as f64 * WINDOW as f64 / 40.0;
+    let window = |of: &Vec<Trained>| (width * of.len() as f64 / (all(of).max(1)) as f64).round().max(1.0) as usize;
     let means: Vec<Vec<f64>> =
         curves.iter().map(|of| running(of, window(of)).into_iter().map(|(_, mean)| mean).collect()).collect();
     let most = |of: &Vec<f64>| of.iter().copied().reduce(f64::max);
@@ -188,11 +192,6 @@ fn reached_by(runs: &[RunData]) -> Vec<Measure> {
         measure(format!("Time to a mean reward of {target}"), duration, of(|there| there.seconds)),
         measure(format!("Rollouts to a mean reward of {target}"), whole, of(|there| Some(there.rollouts))),
     ]
-}
-
-/// As of an experiment's curves, which have about 40 points.
-fn window(points: &[Trained]) -> usize {
-    (WINDOW * points.len() / 40).max(1)
 }
 
 /// Points that have a reward.

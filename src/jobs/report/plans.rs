@@ -36,7 +36,7 @@ pub struct PlanPoint {
     pub slots: usize,
     pub max_lag: u64,
     pub mean_lag: Option<f64>,
-    /// Tokens a unit of time: of the pipeline, and of the conventional schedule with the same largest and with the same mean lag.
+    /// Tokens a unit of time: of the pipeline, and of the conventional schedule with the same largest and with no more mean lag.
     pub pipeline: Option<f64>,
     pub conventional: Option<f64>,
     pub at_mean: Option<f64>,
@@ -136,7 +136,8 @@ fn story(report: &Report) -> Vec<Sentence> {
             count(pipeline.max_lag),
         ],
     );
-    let up = |of: &LayoutReport| format!("{:.2} times", pipeline.tokens / of.tokens);
+    let played = |of: &LayoutReport| of.simulated.map_or(of.tokens, |played| played.tokens);
+    let up = |of: &LayoutReport| format!("{:.2} times", played(pipeline) / played(of));
     let mut text = "That is {} what the conventional schedule trains at the same largest lag".to_owned();
     let mut figures = vec![up(&report.conventional)];
     if let Some(at_mean) = &report.conventional_at_mean {
@@ -146,10 +147,11 @@ fn story(report: &Report) -> Vec<Sentence> {
     let mut all = vec![job, layout, sentence(&(text + "."), &figures)];
     if let Some(found) = pipeline.simulated {
         all.push(sentence(
-            "Played through event by event it comes to {} of that, with learners that wait {} of their time and a lag of at most {}.",
+            "That is event by event, where the pipeline comes to {} of the closed form's tokens, learners wait {} of their time, and the lag is {} on average and {} at most.",
             &[
                 format!("{:.1} %", 100.0 * found.tokens / pipeline.tokens),
                 format!("{:.1} %", 100.0 * found.learners_waited),
+                number(found.mean_lag),
                 count(found.max_lag),
             ],
         ));

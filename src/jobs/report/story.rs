@@ -52,10 +52,15 @@ pub(super) struct Known<'a> {
 /// The run's story.
 pub(super) fn story(known: &Known<'_>) -> Vec<Sentence> {
     let mut all = vec![what(known)];
-    all.extend(learned(known));
-    all.push(held_out(known));
+    let emulated = known.spec.is_some_and(|spec| spec.model.engine == EngineKind::Emulation);
+    if emulated {
+        all.extend(kept_up(known));
+    } else {
+        all.extend(learned(known));
+        all.push(held_out(known));
+    }
     all.extend(lag(known));
-    all.extend(off_policy(known));
+    all.extend(off_policy(known).filter(|_| !emulated));
     all.extend(waited(known));
     all.extend(left(known));
     all
@@ -159,6 +164,22 @@ fn held_out(known: &Known<'_>) -> Sentence {
             &[rate(&after.sampled), rate(&after.greedy)],
         ),
     }
+}
+
+/// What accelerators that are emulated came to: nothing is learned there.
+fn kept_up(known: &Known<'_>) -> Option<Sentence> {
+    let of = known.told?.emulation.as_ref()?;
+    let mut text = "In its steady state it trained {} tokens a flash".to_owned();
+    let mut figures = vec![number(of.measured.tokens)];
+    for (said, who) in [(of.formula, "the formulas'"), (of.simulated, "the simulation's")] {
+        if let Some(said) = said {
+            text += &format!(", {{}} of {who}");
+            figures.push(percent(of.measured.tokens / said.tokens));
+        }
+    }
+    text += "; coordination added {} ms to a decode step of {} ms. Tokens are random, and nothing is learned.";
+    figures.extend([number(1e3 * of.decode_step.added_s), number(1e3 * of.decode_step.planned_s)]);
+    Some(sentence(&text, &figures))
 }
 
 fn lag(known: &Known<'_>) -> Option<Sentence> {

@@ -153,9 +153,12 @@ function curves({ width, height = 230, series, rules = [], dots = [], x, y, form
 /** A column of steps as a series a run: smooth, over what it was. */
 function series(runs, name, { many, step } = {}) {
   const across = acrossOf(runs);
+  // Over as many rollouts in each run: of a short one a twenty-fifth would be a step.
+  const trained = (run) => run.steps.rollouts?.at(-1) || 1;
+  const most = d3.max(runs, trained);
   return runs.map((run, r) => {
     const values = run.steps[name] || [];
-    const width = step ? 1 : Math.max(1, Math.round(values.length / 25));
+    const width = step ? 1 : Math.max(1, Math.round((most / 25) * (values.length / trained(run))));
     const points = (of) => of.map((y, i) => ({ x: across.of(run, i), y }));
     return {
       name: runs.length > 1 ? run.name : many,
