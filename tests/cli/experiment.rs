@@ -5,7 +5,9 @@ use crate::running::Running;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tidegate::store::RunFolder;
 
 /// A run of a tenth of a second.
 const BASE: &str = r#"
@@ -23,6 +25,9 @@ max_tokens = 8
 [eval]
 prompts = 6
 "#;
+
+/// The first cell's run.
+const LONG: &str = "runs/experiments/two/ends=well,max_lag=0/seed-1";
 
 /// One of the rates stops the run: the policy's entropy is below ten.
 const DESIGN: &str = r#"
@@ -140,6 +145,34 @@ fn assignments_make_cells_of_their_own() {
     experiment(&dir, &["--set", "batch.batch_size"]).refused(2, &["--set = batch.batch_size: KEY=VALUE"]);
 }
 
+/// The experiment, as soon as its first cell has trained two steps.
+fn at_a_step(dir: TempDir) -> Running {
+    let running = Running::at(dir, &["env", "--default-signal=INT,TERM"], &["experiment", "two.toml"]);
+    let step = running.dir.path().join(LONG).join("rollouts/step-00000002.parquet");
+    running.until_said("cell ");
+    while !step.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    running
+}
+
+/// Catches a run that goes on without the experiment that it is a cell of, and is in the way when that goes on.
+#[test]
+fn a_cell_ends_with_its_experiment() {
+    let dir = workplace();
+    fs::write(dir.path().join("two.toml"), DESIGN.replace("steps=3", "steps=1000000")).unwrap();
+    let running = at_a_step(dir);
+    running.signal("KILL");
+    let dir = running.killed();
+    let run = RunFolder::view(&dir.path().join(LONG)).unwrap();
+    let began = Instant::now();
+    while run.lock().is_err() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the cell goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(results(dir.path()).is_empty(), "a cell that was ended has no result");
+}
+
 /// Catches a result of half a cell, and results that are lost with the cell that was interrupted.
 #[test]
 fn an_interrupted_experiment_goes_on() {
@@ -149,12 +182,7 @@ fn an_interrupted_experiment_goes_on() {
     let early = experiment(&dir, &["--only", "ends=early", "--only", "max_lag=0", "--seeds", "1"]).ok();
     assert!(early.err.contains("cells     1 of 1 to run\n"), "{}", early.err);
     assert_eq!(results(dir.path()).len(), 1);
-    let running = Running::at(dir, &["env", "--default-signal=INT"], &["experiment", "two.toml"]);
-    let step = running.dir.path().join("runs/experiments/two/ends=well,max_lag=0/seed-1/rollouts/step-00000002.parquet");
-    running.until_said("cell ");
-    while !step.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    let running = at_a_step(dir);
     running.signal("INT");
     let (ran, dir) = running.end();
     assert_eq!(ran.code, 130, "{}", ran.err);

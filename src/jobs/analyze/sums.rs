@@ -173,3 +173,19 @@ impl TimeSums {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches a prompt that was refused at once and counts as a rollout that was sampled in no time.
+    #[test]
+    fn what_was_refused_was_not_sampled() {
+        let sampled =
+            Row { tokens: 4, admitted_ns: 1, started_ns: 1_000_000_000, finished_ns: 3_000_000_000, ..Row::blank() };
+        let refused = Row { tokens: 0, finished_ns: 1_000_000_000, ..sampled };
+        let mut sums = TimeSums::default();
+        [sampled, refused].iter().for_each(|row| sums.row(row, LagLimits::default()));
+        assert_eq!((sums.rollouts, sums.tokens, sums.generating.value()), (1, 4, Some(2.0)));
+    }
+}

@@ -209,6 +209,16 @@ mod tests {
         assert_eq!(when(&rows, 0.5), ["0 of 3", "-", "-"]);
     }
 
+    /// Catches a name that ends a cell, and one that moves the terminal's cursor.
+    #[test]
+    fn names_stay_in_their_cells() {
+        let lines = Lines { header: vec!["a|b".to_owned()], rows: vec![vec!["\u{1b}[31mred\u{7}".to_owned()]], words: 1 };
+        let markdown = lines.clone().framed(Form::Markdown).to_string();
+        assert!(markdown.contains("a\\|b") && markdown.contains("\\u{1b}[31mred\\u{7}"), "{markdown}");
+        let terminal = lines.framed(Form::Terminal).to_string();
+        assert!(terminal.contains("a|b") && !terminal.contains('\u{1b}'), "{terminal:?}");
+    }
+
     /// Catches columns that stand under the wrong heads.
     #[test]
     fn a_reward_to_reach_has_columns() {
