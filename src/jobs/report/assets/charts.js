@@ -556,13 +556,15 @@ function prompts(parent, runs) {
     ],
     () => ({ header: ["run", "steps", ...GROUPS], rows: runs.flatMap((run) => run.times.map((time) => [run.name, stepsOf(time), ...time.groups])) }),
   );
-  const NAMES = ["never", ...d3.range(10).map((i) => `${10 * i}–${10 * i + 10}`), "always"];
-  const short = (name) => (name === "0–10" ? ">0" : name.split("–")[0]);
+  // Fifths: of eight rollouts each has some share, and a tenth may have none.
+  const NAMES = ["never", ...d3.range(5).map((i) => `${20 * i}–${20 * i + 20}`), "always"];
+  const short = (name) => (name === "0–20" ? ">0" : name.split("–")[0]);
+  const fifths = ([never, ...rest]) => [never, ...d3.range(5).map((i) => rest[2 * i] + rest[2 * i + 1]), rest[10]];
   figure(
     parent,
     { title: "Prompts by success", what: `Share of a prompt's rollouts that succeeded, %, over ${runs.map((run) => count(run.prompts.counted)).join(" and ")} prompts.` },
     (width) => {
-      const rows = runs.flatMap((run, r) => run.prompts.by_success.map((n, i) => ({ n, name: NAMES[i], run: run.name, r })));
+      const rows = runs.flatMap((run, r) => fifths(run.prompts.by_success).map((n, i) => ({ n, name: NAMES[i], run: run.name, r })));
       const most = d3.max(rows, (d) => d.n);
       if (!most) return el("p", { class: "none" }, "No rollout has a reward.");
       return [
@@ -579,7 +581,7 @@ function prompts(parent, runs) {
         }),
       ];
     },
-    () => ({ header: ["run", ...NAMES], rows: runs.map((run) => [run.name, ...run.prompts.by_success]) }),
+    () => ({ header: ["run", ...NAMES], rows: runs.map((run) => [run.name, ...fifths(run.prompts.by_success)]) }),
   );
   if (runs.some((run) => run.over_steps.some((part) => part.sizes.length))) sizes(parent, runs);
   for (const run of runs) {
