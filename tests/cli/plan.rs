@@ -1,6 +1,6 @@
 //! `tidegate plan`: what it prints, what it refuses, and the page that it writes.
 
-use crate::harness::tidegate;
+use crate::harness::{bundled_model, recorded_path, tidegate};
 use std::fs;
 
 /// The paper's case study, by formulas and by events. Catches a plan whose layouts, curves or delays do not reach what it prints.
@@ -49,4 +49,24 @@ fn what_no_plan_can_have_is_refused() {
         assert!(ran.code == 2 && ran.err.contains(says), "{}", ran.err);
     }
     tidegate(dir.path(), &["plan", "--html", "none/plan.html"]).refused(1, &["none/plan.html: there is no folder none"]);
+}
+
+/// Catches lengths of another run, prompts that were never answered among them, and a speed that is not the one that was measured.
+#[test]
+fn lengths_and_speed_may_be_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, model) = (recorded_path(), bundled_model());
+    let model = model.to_str().unwrap();
+    let args = ["plan", "-n", "4", "-b", "16", "-g", "8", "--lengths", run, "--calibrate", model, "--json"];
+    let plan = tidegate(dir.path(), &args).ok().json();
+    let report = tidegate(dir.path(), &["analyze", run, "--json"]).ok().json()["runs"][0].clone();
+    let tasks = report["versions"]["tasks"].as_array().unwrap();
+    let of = |key: &str| tasks.iter().map(|task| task[key].as_f64().unwrap()).collect::<Vec<_>>();
+    let rollouts: f64 = of("rollouts").iter().sum();
+    let tokens: f64 = of("length").iter().zip(of("rollouts")).map(|(length, n)| length * n).sum();
+    assert!((plan["mean_length"].as_f64().unwrap() - tokens / rollouts).abs() < 1e-6, "{plan}");
+    assert_eq!(plan["longest"], report["longest"][0]["tokens"]);
+    let measured = &plan["measured"];
+    assert_eq!((plan["unit"].as_str(), measured["decode_s"].as_array().unwrap().len()), (Some("s"), 8));
+    assert_eq!((&plan["speed"]["decode_step"], &plan["speed"]["train_token"]), (&measured["step_s"], &measured["train_s"]));
 }
