@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::jobs::experiment::job::{Options, Work, experiment};
-use crate::jobs::experiment::table::Form;
+use crate::jobs::lines::Form;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\

@@ -2,7 +2,7 @@
 
 use crate::engine::emulation::{Device, Emulated, EmulatedEngine, Pieces};
 use crate::error::{Error, Result};
-use crate::jobs::plan::lengths_of;
+use crate::jobs::plan::measured::lengths_of;
 use crate::jobs::plan::simulation::{Scene, Span, simulate};
 use crate::jobs::training::Outcome;
 use crate::kernel::capacity::{Rate, Split};

@@ -4,7 +4,7 @@
 //! * of a run: [`course`] from its start, or from where [`recovery`] finds it, to its end, with [`checkpoints`], the [`best`]
 //!   kept apart;
 //! * shared: [`preflight`] room on the disk, [`data`] prompts, which of them comes next ([`curriculum`]), [`encode`] their ids, [`ports`] of the dataflow, [`rewards`], advantages
-//!   by group ([`estimator`]) and by batch ([`whitening`]), a [`critic`] with a model of its own, the [`mod@reference`] policy, the batch [`as_taken`] when a step fails, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`] and with which [`waits`], what the two say of the split ([`shares`], [`advice`]), [`eval`] held-out success, [`progress`] what is shown meanwhile, [`summary`] at the
+//!   by group ([`estimator`]) and by batch ([`whitening`]), a [`critic`] with a model of its own, the [`mod@reference`] policy, the batch [`as_taken`] when a step fails, the end of a run that diverges ([`divergence`]), [`training`] the dataflow on its workers, at which [`pace`] and with which [`waits`], what the two say of the split ([`shares`], [`advice`]), [`eval`] held-out success, [`progress`] what is shown meanwhile, a reward that is [`reached`], tables as [`lines`], [`summary`] at the
 //!   end, kept as its [`outcome`], what accelerators that are emulated came to ([`emulation`]), [`signals`], threads that wait ([`spinning`]), TensorBoard's events ([`tensorboard`]);
 //! * of replay: [`retrace`] trains again from a [`recording`], [`verdict`] what it came to; [`lent`] a learner that comes back, and whether a model is the recorded one ([`identity`]).
 
@@ -25,12 +25,14 @@ pub mod eval;
 pub mod experiment;
 pub mod identity;
 pub mod lent;
+pub mod lines;
 pub mod outcome;
 pub mod pace;
 pub mod plan;
 pub mod ports;
 pub mod preflight;
 pub mod progress;
+pub mod reached;
 pub mod recording;
 pub mod recovery;
 pub mod reference;

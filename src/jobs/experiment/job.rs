@@ -6,9 +6,9 @@ use crate::jobs::emulation::Throughput;
 use crate::jobs::experiment::cell::run;
 use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
-use crate::jobs::experiment::table::{Form, lines};
-use crate::jobs::experiment::{kl, speed_up};
-use crate::jobs::report::write_experiment;
+use crate::jobs::experiment::table::lines;
+use crate::jobs::experiment::{kl, page, speed_up};
+use crate::jobs::lines::Form;
 use crate::jobs::{print, say, signals};
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -104,7 +104,7 @@ pub fn experiment(options: &Options) -> Result<()> {
         }
     }
     if let Some(file) = &options.html {
-        write_experiment(&stem.to_string_lossy(), &design, &cells, &results, file)?;
+        page::write(&stem.to_string_lossy(), &design, &cells, &results, file)?;
     }
     let lines = match design.kl.is_on() {
         true => kl::table::lines(&design, &cells, &results),

@@ -2,7 +2,8 @@
 
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Figures, Outcome, Results};
-use crate::jobs::experiment::table::{Lines, mean_and_deviation, settings};
+use crate::jobs::experiment::table::{mean_and_deviation, settings};
+use crate::jobs::lines::Lines;
 
 /// Throughput of a run, by who says so.
 type Says = fn(&Figures) -> Option<f64>;

@@ -1,12 +1,10 @@
 //! What an experiment came to: a row for each setting, means and deviations over its seeds.
 
-use crate::jobs::analyze::readable;
 use crate::jobs::emulation::{Emulation, Throughput};
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::reached::reached;
 use crate::jobs::experiment::results::{Figures, Outcome, Results, Row};
-use comfy_table::{CellAlignment, Table, presets};
-use serde::Serialize;
+use crate::jobs::lines::Lines;
 
 /// A column: its name, what it takes of a run, and how it is written.
 struct Column {
@@ -60,43 +58,6 @@ fn emulated(figures: &Figures, of: fn(&Emulation) -> f64) -> Option<f64> {
 fn share(figures: &Figures, said: fn(&Emulation) -> Option<Throughput>) -> Option<f64> {
     let emulation = figures.emulation.as_deref()?;
     said(emulation).map(|said| emulation.measured.tokens / said.tokens)
-}
-
-/// Characters of a cell.
-const WIDEST: usize = 120;
-
-/// How a table is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    Terminal,
-    Markdown,
-}
-
-/// A table, not yet written.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Lines {
-    pub header: Vec<String>,
-    pub rows: Vec<Vec<String>>,
-    /// So many columns are words, the others numbers.
-    pub words: usize,
-}
-
-impl Lines {
-    pub fn framed(self, form: Form) -> Table {
-        let mut table = Table::new();
-        table.load_style(if form == Form::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_HORIZONTAL_ONLY });
-        let cell = |text: String| match form {
-            // What ends a cell there; and nothing that moves a terminal's cursor.
-            Form::Markdown => readable(&text, WIDEST).replace('|', "\\|"),
-            Form::Terminal => readable(&text, WIDEST),
-        };
-        let row = |row: Vec<String>| row.into_iter().map(cell).collect::<Vec<_>>();
-        table.set_header(row(self.header)).add_rows(self.rows.into_iter().map(row));
-        for column in table.column_iter_mut().skip(self.words) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
-    }
 }
 
 /// A row a setting, in the order of the axes. A mean is followed by the sample deviation where there are two results or more. For each
@@ -179,6 +140,7 @@ pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
 mod tests {
     use super::*;
     use crate::jobs::experiment::reached::tests::row;
+    use crate::jobs::lines::Form;
 
     /// Catches a deviation over n, one of a single run, and a failed run's numbers in a mean.
     #[test]
@@ -207,16 +169,6 @@ mod tests {
         assert_eq!(when(&rows, 0.25), ["2 of 3", "5.0 ± 0.7", "40 ± 7"]);
         assert_eq!(when(&rows, 0.35), ["1 of 3", "5.5", "45"]);
         assert_eq!(when(&rows, 0.5), ["0 of 3", "-", "-"]);
-    }
-
-    /// Catches a name that ends a cell, and one that moves the terminal's cursor.
-    #[test]
-    fn names_stay_in_their_cells() {
-        let lines = Lines { header: vec!["a|b".to_owned()], rows: vec![vec!["\u{1b}[31mred\u{7}".to_owned()]], words: 1 };
-        let markdown = lines.clone().framed(Form::Markdown).to_string();
-        assert!(markdown.contains("a\\|b") && markdown.contains("\\u{1b}[31mred\\u{7}"), "{markdown}");
-        let terminal = lines.framed(Form::Terminal).to_string();
-        assert!(terminal.contains("a|b") && !terminal.contains('\u{1b}'), "{terminal:?}");
     }
 
     /// Catches columns that stand under the wrong heads.

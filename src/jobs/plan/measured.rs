@@ -4,10 +4,11 @@ use crate::engine::contract::Engine;
 use crate::engine::spec::{Learning, LrSchedule, Sampling};
 use crate::engine::torch::layout::ValueHead;
 use crate::engine::torch::policy::Policy;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::jobs::say;
 use crate::kernel::capacity::Speed;
 use crate::kernel::lengths::Lengths;
+use crate::spec::Responses;
 use crate::store::{LogReader, RunFolder, scan};
 use serde::Serialize;
 use std::num::NonZeroUsize;
@@ -42,6 +43,21 @@ pub fn lengths(run: &Path) -> Result<Option<Lengths>> {
         },
     )?;
     Ok(Lengths::counted(all))
+}
+
+/// What responses come to, those of a run as it sampled them. `key` is where they were asked for.
+///
+/// # Errors
+/// A run that is not there or cannot be read; no response of a token or more.
+pub fn lengths_of(key: &str, responses: &Responses) -> Result<Lengths> {
+    let made = match responses {
+        Responses::Recorded(run) if !run.exists() => {
+            return Err(Error::config(key, run.display(), format!("no such run; allowed: {}", Responses::FORMS)));
+        }
+        Responses::Recorded(run) => lengths(run)?,
+        closed => closed.lengths(),
+    };
+    made.ok_or_else(|| Error::config(key, responses, "there is no response of a token or more"))
 }
 
 /// What was measured of a model, seconds.

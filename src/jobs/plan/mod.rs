@@ -1,7 +1,8 @@
 //! `plan`: how to lay out accelerators, what it comes to, and what the conventional schedule would; by closed forms, and by events.
 
 mod curves;
-mod measured;
+pub mod measured;
+mod page;
 mod report;
 pub mod simulation;
 
@@ -12,10 +13,8 @@ pub use report::{LayoutReport, Report};
 
 use crate::durable::check_place;
 use crate::error::{Error, Result};
-use crate::jobs::report::write_plan;
 use crate::jobs::{Output, print};
 use crate::kernel::capacity::Job;
-use crate::kernel::lengths::Lengths;
 use crate::spec::check_speed;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -59,21 +58,6 @@ impl Default for Delays {
     }
 }
 
-/// What responses come to, those of a run as it sampled them. `key` is where they were asked for.
-///
-/// # Errors
-/// A run that is not there or cannot be read; no response of a token or more.
-pub fn lengths_of(key: &str, responses: &Responses) -> Result<Lengths> {
-    let made = match responses {
-        Responses::Recorded(run) if !run.exists() => {
-            return Err(Error::config(key, run.display(), format!("no such run; allowed: {}", Responses::FORMS)));
-        }
-        Responses::Recorded(run) => measured::lengths(run)?,
-        closed => closed.lengths(),
-    };
-    made.ok_or_else(|| Error::config(key, responses, "there is no response of a token or more"))
-}
-
 /// Rollouts that a simulation plays through: a minute, and a gigabyte.
 const MOST_PLAYED: u64 = 20_000_000;
 /// Beyond this a number of steps means nothing.
@@ -86,7 +70,7 @@ const MOST_LAG: u64 = 10_000;
 pub fn plan(options: &Options) -> Result<()> {
     check(options)?;
     options.html.as_deref().map_or(Ok(()), check_place)?;
-    let lengths = lengths_of("--lengths", &options.lengths)?;
+    let lengths = measured::lengths_of("--lengths", &options.lengths)?;
     let (speed, measured) = match &options.calibrate {
         Some(model) => {
             let measured = measured::calibrate(model, &options.device, &lengths)?;
@@ -97,7 +81,7 @@ pub fn plan(options: &Options) -> Result<()> {
     let job = Job { accelerators: options.accelerators, batch_size: options.batch_size, lengths, speed };
     let report = Report::new(options, &job, measured)?;
     if let Some(file) = &options.html {
-        write_plan(&report, &job, file)?;
+        page::write(&report, &job, file)?;
     }
     match options.output {
         Output::Json => print(serde_json::to_string_pretty(&report).map_err(|e| Error::engine("the plan as JSON", e))?),

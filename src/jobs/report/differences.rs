@@ -1,7 +1,7 @@
 //! What sets runs apart, what matters first: what they learned, then how fast, then what may be why.
 
 use crate::jobs::analyze::RunReport;
-use crate::jobs::experiment::reached::{Reached, Trained, WINDOW, first, running};
+use crate::jobs::reached::{Reached, Trained, WINDOW, first, running};
 use crate::jobs::report::runs::RunData;
 use crate::jobs::report::series::{Columns, End, Series, short};
 use crate::jobs::report::story::{Sentence, count, duration, number, percent, plain, sentence};

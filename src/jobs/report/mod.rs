@@ -1,38 +1,31 @@
-//! Pages with pictures: of a run, of several side by side, of an experiment, of a plan. One HTML file each, which needs no network.
+//! Pages with pictures: of a run, of several side by side, and of what else has one (an experiment, a plan) and says what it shows. One HTML
+//! file each, which needs no network.
 //!
 //! * `runs` reads logs once: `sums` and `series` what pictures show, `picks` which rollouts; then again the little that
 //!   is shown as it is, `shown` and `timeline`;
-//! * `story` says it in sentences, `differences` what sets runs apart; `settings` means and bands over the seeds of an experiment, `divergences`
-//!   those of a KL experiment, `plans` a plan;
+//! * `story` says it in sentences, `differences` what sets runs apart;
 //! * `page` writes the file, of the scripts and styles in `assets/`.
 
 mod differences;
-mod divergences;
 mod page;
 mod picks;
-mod plans;
 mod ratios;
 mod runs;
-mod series;
-mod settings;
+pub mod series;
 mod shown;
-mod story;
+pub mod story;
 mod sums;
 mod timeline;
 
 pub use differences::Differences;
-pub use plans::PlanData;
 pub use runs::RunData;
-pub use settings::ExperimentData;
 
 use crate::durable::check_place;
 use crate::error::{Error, Result};
 use crate::jobs::analyze::{Report, RunReport, SkipBad};
-use crate::jobs::experiment::design::{Cell, Design};
-use crate::jobs::experiment::results::Results;
-use crate::jobs::{plan, say};
-use crate::kernel::capacity::Job;
+use crate::jobs::say;
 use serde::Serialize;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Runs that one page can tell apart by colour.
@@ -47,8 +40,9 @@ pub struct Data {
     pub runs: Vec<RunData>,
     /// Of two runs or more.
     pub differences: Option<Differences>,
-    pub experiment: Option<ExperimentData>,
-    pub plan: Option<PlanData>,
+    /// Null where it shows none.
+    pub experiment: Value,
+    pub plan: Value,
 }
 
 /// Reads runs and writes a page of them, one beside the other. Gives the report that [`analyze`](crate::jobs::analyze::report) would.
@@ -76,24 +70,27 @@ pub fn write_runs(runs: &[PathBuf], skip_bad: SkipBad, file: &Path) -> Result<Re
     Ok(Report { runs: reports })
 }
 
-/// Writes a page of an experiment: its table, and curves with means and deviations over seeds.
-///
-/// # Errors
-/// A disk that refuses.
-pub fn write_experiment(name: &str, design: &Design, cells: &[Cell], results: &Results, file: &Path) -> Result<()> {
-    let experiment = ExperimentData::of(design, cells, results);
-    let data = Data { title: name.to_owned(), made_by: made_by(), experiment: Some(experiment), ..Data::default() };
-    write(file, &data)
+/// What a page may show in place of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Other {
+    /// Its table, and curves with means and deviations over seeds.
+    Experiment,
+    /// Its layouts, and curves that say when a pipeline pays.
+    Plan,
 }
 
-/// Writes a page of a plan for a job: its layouts, and curves that say when a pipeline pays.
+/// Writes a page of something else than runs.
 ///
 /// # Errors
 /// A disk that refuses.
-pub fn write_plan(report: &plan::Report, job: &Job, file: &Path) -> Result<()> {
-    let title = format!("Plan for {} accelerators", report.accelerators);
-    let plan = Some(PlanData::of(report, job));
-    write(file, &Data { title, made_by: made_by(), plan, ..Data::default() })
+pub fn write_other(file: &Path, title: String, other: Other, shown: &impl Serialize) -> Result<()> {
+    let shown = serde_json::to_value(shown).map_err(|e| Error::file(file, e))?;
+    let mut data = Data { title, made_by: made_by(), ..Data::default() };
+    match other {
+        Other::Experiment => data.experiment = shown,
+        Other::Plan => data.plan = shown,
+    }
+    write(file, &data)
 }
 
 fn write(file: &Path, data: &Data) -> Result<()> {

@@ -195,7 +195,7 @@ impl Point {
 }
 
 /// Five significant digits, which is what a picture shows; None where it is no number.
-pub(super) fn short(x: f64) -> Option<f64> {
+pub fn short(x: f64) -> Option<f64> {
     let whole = x.fract() == 0.0 && x.abs() < 1e15;
     x.is_finite().then(|| if whole { x } else { format!("{x:.4e}").parse().unwrap_or(x) })
 }

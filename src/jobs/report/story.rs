@@ -20,7 +20,7 @@ pub enum Words {
 pub type Sentence = Vec<Words>;
 
 /// A sentence whose `{}` are the figures, in order.
-pub(super) fn sentence(text: &str, figures: &[String]) -> Sentence {
+pub fn sentence(text: &str, figures: &[String]) -> Sentence {
     let mut figures = figures.iter();
     let mut words = Vec::new();
     for (i, part) in text.split("{}").enumerate() {
@@ -278,12 +278,12 @@ pub(super) fn list(parts: &[&str]) -> String {
 }
 
 /// `26,856`.
-pub(super) fn count(n: u64) -> String {
+pub fn count(n: u64) -> String {
     HumanCount(n).to_string()
 }
 
 /// Three significant digits.
-pub(super) fn number(x: f64) -> String {
+pub fn number(x: f64) -> String {
     let size = x.abs();
     match size {
         _ if !size.is_finite() => x.to_string(),

@@ -3,9 +3,10 @@
 //! a checkpoint after every step.
 //!
 //! * [`ways`] which weights sample which token; [`measure`] one sequence, token by token; [`cell`] the run where it is missing, and a
-//!   measurement of it; [`table`] what they came to.
+//!   measurement of it; [`table`] and [`page`] what they came to.
 
 pub mod cell;
 pub mod measure;
+pub mod page;
 pub mod table;
 pub mod ways;

@@ -4,7 +4,8 @@ use super::measure::Divergence;
 use super::ways::Behavior;
 use crate::jobs::experiment::design::{Cell, Design};
 use crate::jobs::experiment::results::{Outcome, Results};
-use crate::jobs::experiment::table::{Lines, mean_and_deviation};
+use crate::jobs::experiment::table::mean_and_deviation;
+use crate::jobs::lines::Lines;
 
 /// A row for each stage and lag. Of one seed a mean is followed by its standard error over completions, of several by the sample deviation
 /// over them; both in thousandths of a nat.

@@ -28,7 +28,7 @@ pub struct KlPoint {
 }
 
 /// What was measured, in the order of the cells; nothing of an experiment of runs.
-pub(super) fn divergences(design: &Design, cells: &[Cell], results: &Results) -> Vec<KlPoint> {
+pub fn divergences(design: &Design, cells: &[Cell], results: &Results) -> Vec<KlPoint> {
     if !design.kl.is_on() {
         return Vec::new();
     }

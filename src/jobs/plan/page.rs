@@ -1,11 +1,14 @@
 //! A plan as a page shows it: its layouts, and when a pipeline pays.
 
-use crate::jobs::experiment::table::Lines;
+use crate::error::Result;
+use crate::jobs::lines::Lines;
 use crate::jobs::plan::{Curve, Grid, LayoutReport, Point, Report};
 use crate::jobs::report::series::short;
 use crate::jobs::report::story::{Sentence, count, number, sentence};
+use crate::jobs::report::{Other, write_other};
 use crate::kernel::capacity::Job;
 use serde::Serialize;
+use std::path::Path;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PlanData {
@@ -50,8 +53,17 @@ pub struct SimulatedPoint {
     pub tokens: f64,
 }
 
+/// Writes a page of a plan for a job.
+///
+/// # Errors
+/// A disk that refuses.
+pub fn write(report: &Report, job: &Job, file: &Path) -> Result<()> {
+    let title = format!("Plan for {} accelerators", report.accelerators);
+    write_other(file, title, Other::Plan, &PlanData::of(report, job))
+}
+
 impl PlanData {
-    pub(super) fn of(report: &Report, job: &Job) -> PlanData {
+    fn of(report: &Report, job: &Job) -> PlanData {
         let (header, rows) = report.layouts();
         let curve = |of: Curve| {
             let points = of.points(job, report.max_lag, Grid::Drawn).iter().map(PlanPoint::of).collect();

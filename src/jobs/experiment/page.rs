@@ -1,13 +1,17 @@
 //! An experiment as a page shows it: its table, and for each setting curves with means and deviations over its seeds.
 
+use crate::error::Result;
 use crate::jobs::emulation::Emulation;
 use crate::jobs::experiment::design::{Cell, Design, SpeedUp};
+use crate::jobs::experiment::kl::page::{KlPoint, divergences};
 use crate::jobs::experiment::results::{Outcome, Point, Results, Row};
-use crate::jobs::experiment::table::{self, Lines};
+use crate::jobs::experiment::table;
 use crate::jobs::experiment::{kl, speed_up};
-use crate::jobs::report::divergences::{KlPoint, divergences};
+use crate::jobs::lines::Lines;
 use crate::jobs::report::series::short;
+use crate::jobs::report::{Other, write_other};
 use serde::Serialize;
+use std::path::Path;
 
 /// Points of a mean's curve.
 const POINTS: usize = 60;
@@ -113,8 +117,16 @@ const CURVES: [(&str, Of, Of); 5] = [
     ("ess by step", |_, p| Some(p.step as f64), |_, p| p.ess),
 ];
 
+/// Writes a page of an experiment.
+///
+/// # Errors
+/// A disk that refuses.
+pub fn write(name: &str, design: &Design, cells: &[Cell], results: &Results, file: &Path) -> Result<()> {
+    write_other(file, name.to_owned(), Other::Experiment, &ExperimentData::of(design, cells, results))
+}
+
 impl ExperimentData {
-    pub(super) fn of(design: &Design, cells: &[Cell], results: &Results) -> ExperimentData {
+    fn of(design: &Design, cells: &[Cell], results: &Results) -> ExperimentData {
         let is_kl = design.kl.is_on();
         let mut data = ExperimentData {
             about: design.about.trim().to_owned(),
