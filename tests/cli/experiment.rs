@@ -164,7 +164,7 @@ fn a_cell_ends_with_its_experiment() {
     let running = at_a_step(dir);
     running.signal("KILL");
     let dir = running.killed();
-    let run = RunFolder::view(&dir.path().join(LONG)).unwrap();
+    let run = RunFolder::view(dir.path().join(LONG)).unwrap();
     let began = Instant::now();
     while run.lock().is_err() {
         assert!(began.elapsed() < Duration::from_secs(60), "the cell goes on");

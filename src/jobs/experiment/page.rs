@@ -83,7 +83,7 @@ fn mean_of(values: &[f64]) -> Option<f64> {
 pub struct SettingData {
     /// The value's name on each axis.
     pub at: Vec<String>,
-    /// Curves by their names: see [`CURVES`].
+    /// Curves by their names.
     pub curves: Vec<Curve>,
     /// What runs that failed said, each once.
     pub failed: Vec<String>,
