@@ -150,16 +150,11 @@ fn story(report: &Report) -> Vec<Sentence> {
     );
     let played = |of: &LayoutReport| of.simulated.map_or(of.tokens, |played| played.tokens);
     let up = |of: &LayoutReport| format!("{:.2} times", played(pipeline) / played(of));
-    let mut text = "That is {} what the conventional schedule trains at the same largest lag".to_owned();
-    let mut figures = vec![up(&report.conventional)];
-    if let Some(at_mean) = &report.conventional_at_mean {
-        text += ", and {} at no more mean lag ({} steps)";
-        figures.extend([up(at_mean), number(at_mean.mean_lag)]);
-    }
-    let mut all = vec![job, layout, sentence(&(text + "."), &figures)];
+    let mut all = vec![job, layout];
     if let Some(found) = pipeline.simulated {
         all.push(sentence(
-            "That is event by event, where the pipeline comes to {} of the closed form's tokens, learners wait {} of their time, and the lag is {} on average and {} at most.",
+            "Played through event by event it comes to {} of these tokens; learners wait {} of their time, and the lag is {} steps on \
+             average and {} at most.",
             &[
                 format!("{:.1} %", 100.0 * found.tokens / pipeline.tokens),
                 format!("{:.1} %", 100.0 * found.learners_waited),
@@ -168,6 +163,13 @@ fn story(report: &Report) -> Vec<Sentence> {
             ],
         ));
     }
+    let mut text = "So it trains {} the tokens of the conventional schedule at the same largest lag".to_owned();
+    let mut figures = vec![up(&report.conventional)];
+    if let Some(at_mean) = &report.conventional_at_mean {
+        text += ", and {} at no more mean lag ({} steps)";
+        figures.extend([up(at_mean), number(at_mean.mean_lag)]);
+    }
+    all.push(sentence(&(text + "."), &figures));
     all
 }
 

@@ -176,10 +176,11 @@ impl Report {
 
     /// The table of layouts: its header, and a row each.
     pub(crate) fn layouts(&self) -> (Vec<String>, Vec<Vec<String>>) {
-        let (tokens, simulated) = (format!("tokens/{}", self.unit), "events: tokens".to_owned());
+        let (tokens, simulated) =
+            (format!("tokens/{}", self.unit.rsplit(' ').next().unwrap_or_default()), "events: tokens".to_owned());
         let mut header = vec!["", "generate", "train", "slots", &tokens, "largest lag", "mean lag"];
         if self.simulated.is_some() {
-            header.extend([&simulated, "events: largest", "events: mean", "learners wait"]);
+            header.extend([&simulated, "events: largest", "events: mean", "events: wait"]);
         }
         let row = |(name, layout): (&str, &LayoutReport)| {
             let name = layout.phase.map_or_else(|| name.to_owned(), |phase| format!("{name} (G = {phase})"));
