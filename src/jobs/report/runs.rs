@@ -9,7 +9,7 @@ use crate::jobs::report::shown::{self, Rollouts, Texts};
 use crate::jobs::report::story::{self, Known, Sentence};
 use crate::jobs::report::sums::{POSITIONS, PartSums, RunSums, Time};
 use crate::jobs::report::timeline::{self, Timeline};
-use crate::spec::Spec;
+use crate::spec::{EngineKind, Spec};
 use crate::store::RunFolder;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -35,6 +35,8 @@ pub struct RunData {
     /// From then to the end of the last step.
     pub seconds: Option<f64>,
     pub statuses: BTreeMap<String, u64>,
+    /// Its accelerators are emulated: nothing is learned, and its tokens are random.
+    pub emulated: bool,
     /// Tokens that were left out for their lag.
     pub left_out: u64,
     pub steps: Columns,
@@ -155,6 +157,7 @@ pub(super) fn read(run: &Path, name: String, skip_bad: SkipBad, room: usize) -> 
         began_ns,
         seconds,
         statuses: report.statuses.clone(),
+        emulated: spec.as_ref().is_some_and(|spec| spec.model.engine == EngineKind::Emulation),
         left_out: report.lag.left_out,
         steps: columns,
         bound: report.lag.bound,

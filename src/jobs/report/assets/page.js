@@ -68,7 +68,9 @@ function runsPage() {
     section("rollouts", "Rollouts", null, (to) => rollouts(to, runs));
     return;
   }
-  section("learning", "Learning", null, (to) => {
+  // Random tokens have rewards and ratios, and these mean nothing.
+  const learns = runs.some((run) => !run.emulated);
+  if (learns) section("learning", "Learning", null, (to) => {
     const first = el("div", { class: "grid" });
     const second = el("div", { class: "grid four", style: "margin-top:30px" });
     to.append(first, second);
@@ -76,10 +78,10 @@ function runsPage() {
     health(second, runs);
   });
   section("lag", "Lag", "Of a token that step k trains: k − 1 less the version of the weights that sampled it.", (to) => lag(to, runs), "grid");
-  section("off-policy", "Off policy", "How far the weights that are trained are from those that sampled, and whether lag is why.", (to) => offPolicy(to, runs), "grid");
+  if (learns) section("off-policy", "Off policy", "How far the weights that are trained are from those that sampled, and whether lag is why.", (to) => offPolicy(to, runs), "grid");
   section("lengths", "Lengths", null, (to) => lengths(to, runs), "grid");
   section("time", "Time", "Who generated, waited and trained, and when new weights were there.", (to) => { timelines(to, runs); shares(to, runs); }, "grid");
-  section("prompts", "Prompts", "What was solved, and how often: a success is a reward of 1 or more.", (to) => prompts(to, runs), "grid");
+  if (learns) section("prompts", "Prompts", "What was solved, and how often: a success is a reward of 1 or more.", (to) => prompts(to, runs), "grid");
   const shown = runs.map((run) => `${count(run.rollouts.shown.length)} of ${count(run.rollouts.of)}${several ? ` of ${run.name}` : ""}`).join(", ");
   section("rollouts", "Rollouts", `${shown} are in this page: some drawn evenly over the run, the first, last, best, worst, longest and most surprising, and those with the most lag. Open one to see its tokens.`, (to) => rollouts(to, runs));
   section("settings", "Settings", null, (to) => {

@@ -12,19 +12,25 @@ const GENERATED = [["sample", "decodes", "var(--three)"], ["rest", "between deco
 
 const TOLD = " Each bar is a sequence in its slot of a generator, coloured by the version of the weights that sampled its tokens: where the colour changes, new weights came in flight. Upright lines: a step ended and its version was there. The log keeps when sequences and steps ended, not single tokens nor moments within a step: tokens are spread evenly over their sequence, and a step's waits are drawn before its training.";
 
+const LANES = 8;
+
 function timelines(parent, runs) {
   if (runs.length > 1) parent.append(el("p", { class: "what wide" }, `Pictures of what each worker did: ${TOLD.trim()}`));
   for (const run of runs) {
-    const line = run.timeline;
+    // More generators than a screen is high look like those that are shown.
+    const line = run.timeline && { ...run.timeline, lanes: run.timeline.lanes.slice(0, LANES) };
     const title = runs.length > 1 ? `What each worker did: ${run.name}` : "What each worker did";
     if (!line || !line.steps.length) {
       parent.append(el("p", { class: "none wide" }, `${title}: the log does not say when its steps ended.`));
       continue;
     }
     const [first, last] = [line.steps[0].step, line.steps.at(-1).step];
+    const all = run.timeline.lanes.length;
+    const some = all > LANES ? ` The first ${LANES} of ${all} generators are shown.` : "";
+    const each = (of) => line.lanes.map((lane) => count(of(lane))).join(", ");
     const drawn = line.lanes.some((lane) => lane.drawn < lane.slots)
-      ? ` Of ${line.lanes.map((lane) => `${count(lane.slots)} slots of worker ${lane.worker}`).join(", ")} the first ${line.lanes.map((lane) => lane.drawn).join(", ")} are drawn.`
-      : "";
+      ? `${some} Of ${each((lane) => lane.slots)} slots of worker${line.lanes.length > 1 ? "s" : ""} ${line.lanes.map((lane) => lane.worker).join(", ")} the first ${each((lane) => lane.drawn)} are drawn.`
+      : some;
     figure(
       parent,
       {
@@ -115,26 +121,35 @@ function shares(parent, runs) {
   for (const side of [learner, generators]) {
     figure(
       parent, side,
-      (width) => {
+      (room) => {
         const some = runs.filter((run) => (run.steps.step || []).some((_, i) => side.whole(run.steps, i) > 0));
         if (!some.length) return el("p", { class: "none" }, "The log does not say.");
-        const total = (run, key) => d3.sum(run.steps.step, (_, i) => side.of(run.steps, key, i)) / d3.sum(run.steps.step, (_, i) => side.whole(run.steps, i));
+        // A decode step counts where it ends: one that is longer than a step makes single steps look fuller than they are, not their sum.
+        const all = (run, of) => d3.sum(run.steps.step, (_, i) => of(i));
+        const sum = (run, key) => (key === "rest" ? Math.max(0, all(run, (i) => side.whole(run.steps, i)) - d3.sum(side.kinds.filter(([other]) => other !== "rest"), ([other]) => sum(run, other))) : all(run, (i) => side.of(run.steps, key, i)));
+        const total = (run, key) => sum(run, key) / all(run, (i) => side.whole(run.steps, i));
         const kinds = side.kinds.filter(([key]) => some.some((run) => total(run, key) > 0.002));
         const told = (key, name) => `${name} ${some.map((run) => percent(total(run, key))).join(" | ")}`;
         return [
           keys(...kinds.map(([key, name, color]) => [color, told(key, name)])),
           el("div", { class: "runs" }, some.map((run) => {
-            const rows = run.steps.step.flatMap((step, i) => {
-              const whole = side.whole(run.steps, i) || 1;
+            // A few steps each, so that a decode step that is longer than a step fills no single one.
+            const n = run.steps.step.length;
+            const width = Math.ceil(n / 80);
+            const rows = d3.range(0, n, width).flatMap((from) => {
+              const part = d3.range(from, Math.min(n, from + width));
+              const parts = kinds.map(([key]) => d3.sum(part, (i) => side.of(run.steps, key, i)));
+              const whole = Math.max(d3.sum(part, (i) => side.whole(run.steps, i)), d3.sum(parts)) || 1;
+              const [first, last] = [from ? run.steps.step[from - 1] : run.steps.first[0] - 1, run.steps.step[part.at(-1)]];
               let below = 0;
-              return kinds.map(([key, name, color]) => {
+              return kinds.map(([, name, color], k) => {
                 const y1 = below;
-                below += side.of(run.steps, key, i) / whole;
-                return { x1: i ? run.steps.step[i - 1] : run.steps.first[i] - 1, x2: step, y1, y2: below, color, told: `step ${step}\n${name} ${percent(below - y1)}` };
+                below += parts[k] / whole;
+                return { x1: first, x2: last, y1, y2: below, color, told: `steps ${first + 1} to ${last}\n${name} ${percent(below - y1)}` };
               });
             });
             const drawn = plot({
-              width, height: runs.length > 1 ? 120 : 190, x: { label: "step" }, y: { label: "share", domain: [0, 1], tickFormat: whole, grid: false, ticks: runs.length > 1 ? [0, 0.5, 1] : 5 },
+              width: room, height: runs.length > 1 ? 120 : 190, x: { label: "step" }, y: { label: "share", domain: [0, 1], tickFormat: whole, grid: false, ticks: runs.length > 1 ? [0, 0.5, 1] : 5 },
               marks: [
                 Plot.rect(rows, { x1: "x1", x2: "x2", y1: "y1", y2: (d) => Math.min(1, d.y2), fill: "color", fillOpacity: 0.9, shapeRendering: "crispEdges" }),
                 Plot.tip(rows, Plot.pointer({ x1: "x1", x2: "x2", y1: "y1", y2: "y2", title: "told", ...tip })),
