@@ -41,6 +41,17 @@ pub struct Job {
     pub speed: Speed,
 }
 
+/// What keeps a pipeline from being faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Generators and learners are about as fast as each other.
+    Neither,
+    /// How many sequences a generator holds.
+    Slots,
+    /// The largest lag that is allowed: with more in progress it would be larger.
+    Lag,
+}
+
 /// What a layout comes to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
@@ -76,12 +87,32 @@ impl Job {
     /// Generators and learners work at once, each on accelerators of their own, in the steady state.
     pub fn pipeline(&self, split: Split) -> Rate {
         let (h, i) = (split.slots as f64, split.generators as f64);
-        let generated = h * i / self.speed.decode(h);
-        let trained = split.learners as f64 / self.speed.train;
         let (mean, batch) = (self.lengths.mean(), self.batch_size as f64);
         let max_lag = (h * i * self.lengths.longest() as f64 / (mean * batch)).ceil() as u64;
         let mean_lag = h * i / batch * self.lengths.second_moment() / (2.0 * mean * mean);
-        Rate { tokens: generated.min(trained), max_lag, mean_lag }
+        Rate { tokens: self.generated(split).min(self.trained(split)), max_lag, mean_lag }
+    }
+
+    /// Tokens that a split's generators sample a unit of time, if nothing holds them up.
+    fn generated(&self, split: Split) -> f64 {
+        let (h, i) = (split.slots as f64, split.generators as f64);
+        h * i / self.speed.decode(h)
+    }
+
+    /// Tokens that its learners train, if they never wait.
+    fn trained(&self, split: Split) -> f64 {
+        split.learners as f64 / self.speed.train
+    }
+
+    /// What keeps the best split from being faster.
+    pub fn limit(&self, split: Split) -> Limit {
+        if self.trained(split) <= 1.05 * self.generated(split) {
+            Limit::Neither
+        } else if split.slots >= self.speed.slots {
+            Limit::Slots
+        } else {
+            Limit::Lag
+        }
     }
 
     /// The fastest split whose largest lag is at most `max_lag`; of equally fast ones that of the least lag, then of the fewest
@@ -151,6 +182,18 @@ mod tests {
         assert!((42..=45).contains(&split.generators) && (185..=205).contains(&split.slots), "{split:?}");
         // With larger batches the same layout is 16 times younger.
         assert_eq!(case_study(128, 2048).pipeline(split).max_lag, 9);
+    }
+
+    /// Catches a plan that blames the lag where a generator is full, and one that blames anything where both sides are as fast.
+    #[test]
+    fn what_limits_a_split_is_known() {
+        let limit = |job: &Job, max_lag| job.limit(job.best_split(max_lag).unwrap().0);
+        let job = case_study(128, 128);
+        assert_eq!((limit(&job, 133), limit(&job, 400)), (Limit::Neither, Limit::Neither));
+        // With a lag of 1 at most 64 sequences are in progress, on all generators together.
+        assert_eq!(limit(&case_study(128, 128), 1), Limit::Lag);
+        let few = Job { accelerators: 2, speed: Speed { slots: 4, ..Speed::PAPER }, ..case_study(2, 128) };
+        assert_eq!(limit(&few, 400), Limit::Slots);
     }
 
     /// Speed-up at equal largest lag; below about 16 there is none to speak of.

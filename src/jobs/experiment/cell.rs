@@ -168,6 +168,13 @@ pub(super) fn machine() -> String {
 mod tests {
     use super::*;
 
+    /// Catches a progress line that stands as the reason why a run was killed, and a failure that is told as a signal's.
+    #[test]
+    fn who_was_ended_says_by_what() {
+        assert_eq!(ended_by(137).unwrap(), "ended by signal 9, which was not the experiment's");
+        assert_eq!([0, 1, 2, 101, 128, 255].map(ended_by), [const { None }; 6]);
+    }
+
     /// Catches a folder of somebody else's that is removed, and a run that is removed while it is written.
     #[test]
     fn only_a_run_that_is_over_is_cleared() {

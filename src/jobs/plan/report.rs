@@ -5,7 +5,7 @@ use crate::jobs::plan::curves::{Curve, Grid, Point};
 use crate::jobs::plan::measured::Measured;
 use crate::jobs::plan::simulation::{Scene, Simulated, simulate};
 use crate::jobs::plan::{Delays, Options};
-use crate::kernel::capacity::{Job, Rate, Speed, Split};
+use crate::kernel::capacity::{Job, Limit, Rate, Speed, Split};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::fmt;
@@ -28,6 +28,9 @@ pub struct Report {
     /// What was simulated beside what the formulas know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated: Option<Delays>,
+    /// What keeps it from being faster.
+    #[serde(skip)]
+    pub limit: Option<Limit>,
     /// None where no split keeps the bound.
     pub pipeline: Option<LayoutReport>,
     /// Of the same largest lag.
@@ -163,6 +166,7 @@ impl Report {
             measured,
             max_lag: options.max_lag,
             simulated: options.simulate,
+            limit: pipeline.map(|(split, _)| job.limit(split)),
             pipeline: best,
             conventional: conventional(job.conventional(options.max_lag + 1)),
             conventional_at_mean: at_mean,
@@ -201,21 +205,6 @@ impl Report {
         (header.into_iter().map(str::to_owned).collect(), rows)
     }
 
-    /// What keeps the pipeline from being faster.
-    fn limit(&self, pipeline: &LayoutReport) -> &'static str {
-        let s = &self.speed;
-        let h = pipeline.slots as f64;
-        let generated = pipeline.generators as f64 * h / (s.decode_step + s.decode_token * h).max(s.decode_least * h);
-        let trained = pipeline.learners as f64 / s.train_token;
-        if trained <= 1.05 * generated {
-            "Both sides are about as fast as each other"
-        } else if pipeline.slots >= s.slots {
-            "What limits it is how many sequences a generator may hold (--slots)"
-        } else {
-            "What limits it is the lag that is allowed: with more sequences in progress learners would wait less"
-        }
-    }
-
     /// Whether it pays, in words.
     pub(crate) fn sentence(&self) -> String {
         let Some(pipeline) = &self.pipeline else {
@@ -246,7 +235,14 @@ impl Report {
             let up = of.0 / over.0;
             text += &format!(", {up:.2} times at no more mean lag ({:.1} of {:.1})", over.1, of.1);
         }
-        text += &format!(". {}", self.limit(pipeline));
+        text += match self.limit {
+            None => "",
+            Some(Limit::Neither) => ". Both sides are about as fast as each other",
+            Some(Limit::Slots) => ". What limits it is how many sequences a generator may hold (--slots)",
+            Some(Limit::Lag) => {
+                ". What limits it is the lag that is allowed: with more sequences in progress learners would wait less"
+            }
+        };
         text
     }
 }

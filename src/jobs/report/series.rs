@@ -1,6 +1,7 @@
 //! A run's steps as points of curves, each of a few steps that follow each other: few points, however many steps there are.
 
 use crate::kernel::mean::Mean;
+use crate::kernel::standard_error::MeanAndError;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use tidegate_operators::record::Metrics;
@@ -138,10 +139,9 @@ pub(super) enum End {
 
 /// None of nothing.
 fn mean_and_error(of: &[f64]) -> Option<(f64, f64)> {
-    let n = of.len() as f64;
-    let mean = (!of.is_empty()).then(|| of.iter().sum::<f64>() / n)?;
-    let squares: f64 = of.iter().map(|x| (x - mean).powi(2)).sum();
-    Some((mean, if of.len() > 1 { (squares / (n - 1.0) / n).sqrt() } else { 0.0 }))
+    let mut sums = MeanAndError::default();
+    of.iter().for_each(|x| sums.add(*x));
+    Some((sums.mean()?, sums.standard_error().unwrap_or(0.0)))
 }
 
 impl Point {
