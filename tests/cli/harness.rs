@@ -47,8 +47,10 @@ impl From<Output> for Ran {
     fn from(output: Output) -> Self {
         // What it says is to be typed next begins with its own path.
         let text = |bytes| String::from_utf8(bytes).unwrap().replace(env!("CARGO_BIN_EXE_tidegate"), "tidegate");
-        let code = output.status.code().expect("it ended by itself");
-        Ran { code, out: text(output.stdout), err: text(output.stderr) }
+        let (out, err) = (text(output.stdout), text(output.stderr));
+        let code =
+            output.status.code().unwrap_or_else(|| panic!("it did not end by itself: {}\n{out}\n{err}", output.status));
+        Ran { code, out, err }
     }
 }
 
